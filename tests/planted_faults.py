@@ -279,9 +279,30 @@ _FILES = (
     Fault(
         "the rows of keys stay in the order of the file",
         "models/tensor_plan.py",
-        "    heads = (config.num_heads, config.num_kv_heads, 0)\n",
-        "    heads = (config.num_heads, 0, 0)\n",
+        "        rows = (queries, keys, None)\n",
+        "        rows = (queries, None, None)\n",
         "checkpoint/gguf/test_models.py",
+    ),
+    Fault(
+        "the gates of attention are its queries",
+        "models/tensor_plan.py",
+        "HeadRows(config.num_heads, start=config.head_dim)",
+        "HeadRows(config.num_heads, stop=config.head_dim)",
+        "models/families/test_qwen3_5.py",
+    ),
+    Fault(
+        "1 is added to the weights of the norm of a recurrence",
+        "models/tensor_plan.py",
+        "    yield replace(part, offset=0.0)\n",
+        "    yield part\n",
+        "models/families/test_qwen3_5.py",
+    ),
+    Fault(
+        "value heads of a GGUF file use the key heads of a folder",
+        "models/families/qwen3_5.py",
+        "replace(recurrent, tiled_heads=True)",
+        "replace(recurrent, tiled_heads=False)",
+        "models/families/test_qwen3_5.py",
     ),
     Fault(
         "tokens that the user has defined are not matched before the text is split",

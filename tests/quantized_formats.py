@@ -6,6 +6,7 @@ GPTQModel's ``qlinear``, AutoAWQ's ``packing_utils``, compressed-tensors' ``pack
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -395,7 +396,8 @@ FORMATS: dict[str, Format] = {
 
 def is_quantized(name: str) -> bool:
     """Return whether the tensor with this name, in Llama's or GPT-2's naming, is quantized."""
-    return "_proj.weight" in name or (".c_" in name and name.endswith(".weight"))
+    is_projection = re.search(r"_proj(_\w+)?\.weight", name) is not None
+    return is_projection or (".c_" in name and name.endswith(".weight"))
 
 
 def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> tuple[Path, Path]:

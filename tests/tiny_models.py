@@ -449,8 +449,9 @@ def make_cache(
         kv_dtype=kv_dtype,
         poison=poison,
         share_prefixes=share_prefixes,
-        state_counts=state_counts,
     )
+    if state_counts is not None and config.recurrent is not None:
+        made.resize_states(state_counts)
     for pool in (*made.keys, *made.values):
         if poison is not None and packed:
             fill_poison(pool, poison)

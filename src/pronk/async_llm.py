@@ -7,8 +7,8 @@
             print(piece.text, end="")
 
 Requests join and leave the batch between steps. Other threads may use the same
-:class:`~pronk.llm.LLM` concurrently. Methods of :class:`~pronk.llm.LLM` without a coroutine here do
-not wait for the model; they are called on :attr:`AsyncLLM.llm`.
+:class:`~pronk.llm.LLM` concurrently. Methods of :class:`~pronk.llm.LLM` that are missing here, such
+as ``chat_ids``, do not wait for the model; call them on :attr:`AsyncLLM.llm`.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from pronk.text.chat.messages import Messages, TemplateOptions
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# Number of threads for work that grows with the size of a request: reading its body and prompts,
-# and writing its reply. There are few, as Python's lock makes the event loop wait for each busy
-# thread in turn.
+# Number of threads for work that grows with the size of a request: reading its body, tokenizing its
+# prompts, and writing its reply. They are few because all threads share Python's lock: the event
+# loop waits for each busy thread in turn.
 REQUEST_THREADS = 2
 # Maximum number of texts of one request for embeddings that run at the same time. The other texts
-# wait, so that one request takes no more places in the batch.
+# of the request wait, so that it does not fill the batch.
 MAX_EMBEDDED = 64
-# Maximum number of prompts, and of their characters or token ids, that one job reads. Between two
-# jobs, other requests have their turns. A request that has ended has no further jobs.
+# Limits of one job of tokenization: number of prompts, and number of their characters or token ids.
+# Between two jobs, other requests get their turns. No further jobs start once a request has ended.
 _PROMPTS_AT_ONCE = 64
 _SIZE_AT_ONCE = 2**16
 
@@ -115,18 +115,18 @@ def split_prompts(prompts: Sequence[Prompt]) -> Generator[Sequence[Prompt]]:
 def _length(prompt: Prompt) -> int:
     """Return the number of characters or token ids of a prompt.
 
-    The result for a value that is no prompt, which is refused later, is 0.
+    The result is 0 for a value that is no prompt, which is refused later.
     """
     return len(prompt) if isinstance(prompt, Sized) else 0
 
 
 def _conversation_size(messages: Messages) -> int:
-    """Return the number of characters of a conversation.
+    """Return the number of characters of a conversation, by which a job is small or large.
 
-    A conversation with contents that are not texts counts as larger than a small job.
+    A conversation with contents that are not texts, such as lists of parts, counts as large.
     """
     if not isinstance(messages, Sequence):
-        return 0  # the value is refused later
+        return 0  # the value is no list of messages, and is refused later
     contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) < len(contents):
@@ -137,10 +137,10 @@ def _conversation_size(messages: Messages) -> int:
 class AdmissionLimit:
     """Thread-safe limit of the number of samples (outputs of requests) in progress.
 
-    If tenants share the limit, a tenant may have at most as many samples as are free afterwards, so
-    that some are always left for other tenants: half of ``limit`` for one tenant, and a third each
-    for two tenants (Choudhury and Hahne 1998, *Dynamic queue length thresholds for shared-memory
-    packet switches*). A tenant without samples gets one while one is free.
+    If tenants share the limit, a tenant may have at most as many samples as remain free for others:
+    half of ``limit`` for one tenant, and a third each for two tenants (Choudhury and Hahne 1998,
+    *Dynamic queue length thresholds for shared-memory packet switches*). A tenant without samples
+    gets one while one is free.
 
     Args:
         limit: maximum number of samples in progress.
@@ -178,7 +178,11 @@ class AdmissionLimit:
             admission.leave()
 
     def _admit(self, count: int, tenant: str) -> None:
-        """Add samples of a tenant to those in progress, or raise an error if they are too many."""
+        """Count samples of a tenant as in progress, unless there would be too many.
+
+        Raise an OverloadedError if they are too many now, and an OptionError if one request may
+        never have ``count`` samples.
+        """
         if count > self.max_per_request:
             most = count_text(self.max_per_request, "sample")
             msg = f"n: expected at most {most} at a time, found {count}; ask for fewer"
@@ -204,14 +208,14 @@ class AdmissionLimit:
         with self._lock:
             self.num_admitted -= count
             self._by_tenant[tenant] -= count
-            self._by_tenant += Counter()  # removes tenants without samples
+            self._by_tenant += Counter()  # Counter's + drops the tenants whose count is 0
 
 
 class Admission:
-    """Admitted samples of one request.
+    """Samples of one request that :class:`AdmissionLimit` has admitted.
 
-    The samples are released when the request has left and all its jobs have ended: a job in a
-    thread goes on after the request is cancelled or its deadline has passed.
+    They count as in progress until the request has ended and all its jobs have ended, because a job
+    in a thread goes on after its request is cancelled or passes its deadline.
     """
 
     def __init__(self, release: Callable[[], None]) -> None:
@@ -220,16 +224,16 @@ class Admission:
         self._lock = threading.Lock()
 
     def until(self, job: Future[T]) -> Future[T]:
-        """Keep the samples admitted until a job has ended; return the job."""
+        """Count the samples as in progress until ``job`` has ended, too; return ``job``."""
         with self._lock:
             self._num_users += 1
         job.add_done_callback(lambda _: self.leave())
         return job
 
     def leave(self) -> None:
-        """Record that the request has left or a job has ended.
+        """Record that the request or one of its jobs has ended.
 
-        After the last one, the samples are released.
+        After the last one, the samples no longer count as in progress.
         """
         with self._lock:
             self._num_users -= 1
@@ -240,17 +244,17 @@ class Admission:
 
 _LLM_OPTIONS = tuple(inspect.signature(LLM).parameters)
 
-# Options for the scheduler that all requests of a call have: priority, deadline (a time of
-# ``perf_counter``), salt and tenant.
+# Options of a call that apply to all its requests: priority, deadline (a time of
+# ``perf_counter``), salt of the prefix cache, and tenant.
 _Schedule = tuple[int, float | None, bytes, str]
 
 
 def _schedule(
     *, priority: int = 0, deadline: float | None = None, salt: bytes = b"", tenant: str = ""
 ) -> _Schedule:
-    """Return the options of a call for the scheduler; raise an OptionError for invalid values.
+    """Return the scheduling options of a call; raise an OptionError for invalid values.
 
-    ``deadline`` is in seconds from now; that of the result is a value of ``perf_counter``.
+    ``deadline`` is in seconds from now; in the result, it is a time of ``perf_counter``.
     """
     check_integer("priority", priority, -(2**31), 2**31)
     if deadline is not None:
@@ -263,7 +267,10 @@ def _schedule(
 
 
 def _scheduled(method: Method) -> Method:
-    """Show the keywords of :func:`_schedule` in the signature of a method with ``**schedule``."""
+    """Replace ``**schedule`` in the signature of a method by the keywords of :func:`_schedule`.
+
+    ``help()`` and the documentation then list them.
+    """
     *parameters, _ = inspect.signature(method).parameters.values()
     keywords = inspect.signature(_schedule).parameters.values()
     method.__signature__ = inspect.Signature([*parameters, *keywords])  # type: ignore[attr-defined]
@@ -272,7 +279,7 @@ def _scheduled(method: Method) -> Method:
 
 @asynccontextmanager
 async def time_limit(deadline: float | None) -> AsyncGenerator[None]:
-    """Cancel the block after ``deadline`` seconds and raise a DeadlineError.
+    """Cancel the ``async with`` block after ``deadline`` seconds and raise a DeadlineError.
 
     ``None`` sets no limit.
     """
@@ -346,7 +353,8 @@ class AsyncLLM:
         self._owns_executor = executor is None
         self.executor = executor or FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._thread = EngineThread(llm.engine)
-        # The thread keeps the model in memory. Stop it when an AsyncLLM is dropped without close().
+        # The engine thread keeps the model in memory. Stop it when an AsyncLLM is dropped without
+        # close().
         weakref.finalize(self, self._thread.stop)
 
     @property
@@ -355,9 +363,9 @@ class AsyncLLM:
         return self._thread.thread.is_alive() and self.llm.engine.runner.is_usable
 
     async def is_ready(self) -> bool:
-        """Return :attr:`alive`.
+        """Return whether the engine thread accepts requests, as :attr:`alive` does.
 
-        A group of replicas has a coroutine of this name, too, which has to ask each replica.
+        A group of replicas has a coroutine of the same name, because it has to ask each replica.
         """
         return self.alive
 
@@ -528,12 +536,12 @@ class AsyncLLM:
         Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all
         prompts. The other arguments and the errors are those of :meth:`stream`.
 
-        ``given`` has the pieces of samples that another replica has already delivered, by the
-        samples' indices. Decoding resumes after these pieces, with the same result for the same
+        ``given`` are the pieces that another replica had delivered before it stopped, by the
+        index of the sample. Decoding resumes after these pieces, with the same result for the same
         seed. Complete samples are skipped.
 
-        ``calls`` are the calls of tools that the texts may have. A text ends with the first call
-        that repeats an earlier one, whatever the drafter.
+        ``calls`` describes the tool calls that the texts may contain; ``None`` means none. A text
+        ends with the first call that repeats an earlier one.
 
         ``branch_positions`` has those of each prompt (:mod:`pronk.text.chat.branches`); empty if no
         prompt is a conversation.
@@ -583,8 +591,9 @@ class AsyncLLM:
     ) -> Array:
         """Return the embeddings of texts, ``[texts, dimensions]`` float32.
 
-        The arguments are those of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`. A text counts as
-        a sample. At most ``MAX_EMBEDDED`` texts run at a time, and the other texts wait.
+        The arguments are those of :meth:`~pronk.llm.LLM.embed` and :meth:`stream`. Each text counts
+        as one sample towards ``max_requests``. At most ``MAX_EMBEDDED`` texts of a call run at a
+        time, and the other texts wait.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
         scheduling = _schedule(**schedule)
@@ -615,7 +624,7 @@ class AsyncLLM:
         self._thread.stop()
 
     async def close(self) -> None:
-        """Stop, and wait for the end of the engine thread.
+        """Stop the engine as :meth:`stop` does, and wait for the end of its thread.
 
         A model that the constructor has loaded is closed as well.
         """
@@ -633,7 +642,7 @@ class AsyncLLM:
     async def _run(
         self, requests: Mapping[int, Request], schedule: _Schedule
     ) -> AsyncGenerator[list[Piece]]:
-        """Run requests on the engine thread; yield a list of new tokens per step.
+        """Run requests on the engine thread; after each step, yield the new tokens of all requests.
 
         The keys of ``requests`` are the indices of the samples.
         """
@@ -658,7 +667,7 @@ class AsyncLLM:
     def _create_embeddings(
         self, texts: Sequence[Prompt], options: EmbeddingOptions, adapter: str | None
     ) -> list[Request]:
-        """Return a request for the embedding of each text."""
+        """Return the requests that compute the embeddings of texts, one per text."""
         llm = self.llm
         create = llm.request_factory.create_embeddings
         return create(texts, options, llm.engine.runner, llm.adapters.find(adapter))
@@ -674,7 +683,10 @@ class AsyncLLM:
         calls: AnswerCalls | None,
         branch_positions: Sequence[Sequence[int]],
     ) -> dict[int, Request]:
-        """Return a request for each sample that is not complete, by the sample's index."""
+        """Return a request for each sample of the prompts, by the sample's index.
+
+        Samples that ``given`` already completes get no request.
+        """
         options = params_per_prompt(params, len(prompts))
         found = self.llm.adapters.find(adapter)
         proposer = self.llm.get_proposer(drafter, adapter)
@@ -694,7 +706,7 @@ class AsyncLLM:
 
 
 async def _collect(pieces: AsyncGenerator[Piece]) -> Completion:
-    """Return the completion of the first sample, with those of the other samples in ``others``."""
+    """Return the completion of the first sample; ``others`` of it has those of further samples."""
     completions = dict[int, Completion]()
     async with aclosing(pieces):
         async for piece in pieces:

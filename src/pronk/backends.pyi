@@ -1,12 +1,11 @@
 from pronk.cache.blocks import BlockTable as BlockTable
 from pronk.cache.budget import BLOCK_SIZE as BLOCK_SIZE
-from pronk.cache.budget import full_context_blocks as full_context_blocks
+from pronk.cache.budget import default_kv_bytes as default_kv_bytes
 from pronk.cache.budget import machine_memory as machine_memory
 from pronk.cache.budget import parse_memory as parse_memory
 from pronk.cache.layout import ROWS as ROWS
 from pronk.cache.layout import PoolLayout as PoolLayout
 from pronk.cache.layout import kv_bytes_per_token as kv_bytes_per_token
-from pronk.cache.layout import state_bytes as state_bytes
 from pronk.cache.paged import Feature as Feature
 from pronk.cache.paged import PagedCache as PagedCache
 from pronk.cache.paged import SavedFeature as SavedFeature

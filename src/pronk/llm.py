@@ -79,7 +79,7 @@ class LLM:
         set_threads(options.threads, workers, divide=not is_launched(workers))
         self.drafter = make_drafter(options.drafter)
         self.path = resolve_model(options.model, progress=options.progress)
-        # Opened once for config, tokenizer and weights.
+        # One open file serves config, tokenizer and weights.
         opened = GgufCheckpoint(self.path) if is_gguf(self.path) else None
         config = add_known_sampling(read_config(self.path, opened, options.context))
         options = replace(options, prefill_chunk=prefill_size(options.prefill_chunk, config))
@@ -147,13 +147,13 @@ class LLM:
             self.target = self.engine.target
             self.exact = self.engine.exact
             self._proposers = ProposerCache(self.target, self.drafter)
-            on_error.pop_all()  # without an error, the workers keep running
+            on_error.pop_all()  # loading has succeeded: the workers keep running
 
     def close(self) -> None:
-        """Stop the worker processes, and finish writing the prompt cache.
+        """Stop the worker processes, and finish writing the prompt cache to disk.
 
-        Without worker processes that split the weights (``parallel="tensor"``), this process can
-        still decode.
+        The model can still decode in this process afterwards, unless worker processes had parts of
+        the weights (``parallel="tensor"``).
         """
         self._team.end()
         if self._prompt_cache is not None:
@@ -297,8 +297,8 @@ class LLM:
             llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
 
         An option is tokenized with the prompt, or alone if its first characters would merge with
-        the prompt's last token. The end of the text is not scored, so that an option is at least as
-        likely as a continuation of it.
+        the prompt's last token. The end of the text is not scored. Therefore an option is at least
+        as likely as a longer option that begins with it.
 
         Args:
             prompt: text or token ids, at least two tokens.
@@ -327,8 +327,17 @@ class LLM:
     ) -> Array:
         """Return the embeddings of texts, ``[texts, dimensions]`` float32.
 
-        ``pooling``, ``dimensions`` and ``normalize`` are the fields of
-        :class:`~pronk.engine.pooling.EmbeddingOptions`. Errors are those of :meth:`generate`.
+        Args:
+            texts: texts or lists of token ids.
+            pooling: how a text's embedding is computed from the outputs of its tokens
+                (:class:`~pronk.engine.pooling.EmbeddingOptions`).
+            dimensions: number of first dimensions to keep; by default, all.
+            normalize: whether to scale each embedding to length 1.
+            adapter: name of the adapter that computes the embeddings; by default, the model without
+                an adapter.
+
+        Raises:
+            PronkError: see :meth:`generate`.
         """
         options = EmbeddingOptions(pooling, dimensions, normalize)
         found = self.adapters.find(adapter)
@@ -342,9 +351,15 @@ class LLM:
         tools: Tools | None = None,
         template_options: TemplateOptions | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, with ``tools`` in OpenAI's format.
+        """Return the token ids of a conversation, rendered with the chat template.
 
-        The other arguments and the errors are those of :meth:`chat`.
+        Args:
+            messages: conversation in OpenAI's format.
+            tools: tools in OpenAI's format that the template describes to the model.
+            template_options: variables of the template.
+
+        Raises:
+            PronkError: see :meth:`chat`.
         """
         return self.tokenizer.chat_ids(messages, tools=tools, options=template_options)
 
@@ -356,8 +371,9 @@ class LLM:
         A call before :meth:`generate` loads the draft model and reports errors early. Equal
         drafters share one proposer until the files of their model change. Besides the default
         proposer, the 64 most recently used ones without a draft model are kept, and the 4 most
-        recently used ones with a draft model. Drafters that keep texts have a proposer for each
-        adapter.
+        recently used ones with a draft model. A drafter that proposes from texts of earlier
+        requests, such as ``suffix``, has a proposer for each adapter, because adapters write
+        different texts.
 
         Args:
             spec: drafter, or its name with options; by default, the drafter of the model.

@@ -25,6 +25,7 @@ from pronk.models.backend import Backend
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.testing import ScriptedProposer
+from recurrent_models import write_gguf
 from tiny_models import kernels, text_logits
 
 TOLERANCE = 1e-4
@@ -68,6 +69,20 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "experts": ("mixtral", {}, {"targets": ATTENTION, "rank": 4}),
     "float16": ("llama", {}, {"dtype": np.float16}),
 }
+# Models that torch refuses; its tests run the cases above.
+RECURRENT_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gated attention": ("qwen3_5_text", {}, {"rank": 4}),
+    "recurrent layers": (
+        "qwen3_5_text",
+        {},
+        {"targets": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"), "rank": 4},
+    ),
+    "interleaved projections": (
+        "qwen3_next",
+        {},
+        {"targets": ("in_proj_qkvz", "in_proj_ba", "q_proj", "shared_expert_gate"), "rank": 4},
+    ),
+}
 
 
 def logits(
@@ -92,7 +107,36 @@ def backend() -> Backend:
 def test_logits_equal_those_of_merged_weights(
     case: str, backend: Backend, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    family, overrides, options = CASES[case]
+    check_merged(*CASES[case], backend, checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("case", RECURRENT_CASES)
+def test_logits_of_recurrent_models_equal_those_of_merged_weights(
+    case: str, backend: Backend, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    check_merged(*RECURRENT_CASES[case], backend, checkpoint, tmp_path)
+
+
+def test_adapters_of_tiled_heads_are_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """A GGUF file has the value heads in another order than the adapter."""
+    folder = checkpoint("qwen3_5_text")
+    path = write_gguf(folder, tmp_path / "a.gguf")
+    adapter = write_adapter(tmp_path / "adapter", folder, targets=("in_proj_z",))
+    with pytest.raises(CheckpointError, match=r"nor recurrent layers of a GGUF file\), found"):
+        Adapters({"a": adapter}, read_config(path))
+    attention = write_adapter(tmp_path / "attention", folder)
+    assert [*Adapters({"a": attention}, read_config(path))] == ["a"]
+
+
+def check_merged(
+    family: str,
+    overrides: dict[str, Any],
+    options: dict[str, Any],
+    backend: Backend,
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+) -> None:
+    """Check the logits with a random adapter against those of transformers with merged weights."""
     model = checkpoint(family, **overrides)
     adapter = write_adapter(tmp_path / "adapter", model, **options)
     want = merged_logits(model, adapter, TEXT)

@@ -284,7 +284,7 @@ def test_one_order_of_the_inputs_is_kept(
     factory = RecordingFactory(monkeypatch)
     with pytest.warns(
         UserWarning,
-        match="quantized: 3 gated matrices are dequantized to bfloat16: their two halves",
+        match="quantized: 3 stacked matrices are dequantized to bfloat16: their parts",
     ):
         load(quantized, kernels=kernels(), dtype=BFLOAT16)
     # all but gated matrices
@@ -319,7 +319,7 @@ def test_some_projections_are_not_quantized(
     )
     assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
     factory = RecordingFactory(monkeypatch)
-    with pytest.warns(UserWarning, match="1 gated matrices are dequantized"):
+    with pytest.warns(UserWarning, match="1 stacked matrices are dequantized"):
         found = load(quantized, kernels=kernels())
     monkeypatch.undo()
     assert np.array_equal(

@@ -98,15 +98,16 @@ class Model:
         return values.astype(self.dtype)
 
     def cache(self, requests: int = 3, checkpoints: int = 2, updates: int = 96) -> PagedCache:
-        return self.decoder.backend.make_cache(
+        cache = self.decoder.backend.make_cache(
             self.config,
             num_blocks=64,
             block_size=16,
             dtype=self.dtype,
             poison=float("nan"),
             share_prefixes=True,
-            state_counts=StateCounts(requests, checkpoints, updates),
         )
+        cache.resize_states(StateCounts(requests, checkpoints, updates))
+        return cache
 
 
 class Text:

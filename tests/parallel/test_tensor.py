@@ -454,10 +454,11 @@ def test_refused_options() -> None:
         ),
         *(
             (family, "without experts")
-            for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe")
+            for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe", "qwen3_next")
         ),
         ("granite_swa", "without attention sinks"),
         ("lfm2", "without short convolutions"),
+        ("qwen3_5_text", "without recurrent layers"),
     ],
 )
 def test_families_that_cannot_be_split_are_refused(

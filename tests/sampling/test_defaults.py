@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from checkpoints import MakeCheckpoint
+from pronk.engine.request_factory import RequestFactory
 from pronk.llm import LLM
 from pronk.models.loader import read_config
 from pronk.sampling.defaults import recommended_params, recommended_sampling
@@ -44,11 +45,16 @@ def test_conversations_use_them(
     config = read_config(tmp_path)
     assert recommended_params(config) == SamplingParams(temperature=1.0, top_k=7)
     assert config == read_config(checkpoint("llama"))  # a recommendation makes no other model
-    used: list[SamplingParams | None] = []
-    monkeypatch.setattr(LLM, "chat_ids", lambda *_, **__: [1])
-    monkeypatch.setattr(LLM, "generate", lambda _self, _prompt, params, **_: used.append(params))
-    monkeypatch.setattr(LLM, "stream", lambda _self, _prompt, params, **_: used.append(params))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "Hello"}))
     llm = LLM(tmp_path)
+    used = list[SamplingParams]()
+    create = RequestFactory.create_batch
+
+    def record(self: RequestFactory, prompts: Any, params: Any, *rest: Any) -> Any:
+        used.extend(params)
+        return create(self, prompts, [SamplingParams(max_tokens=1)], *rest)
+
+    monkeypatch.setattr(RequestFactory, "create_batch", record)
     for ask in (llm.chat, llm.stream_chat):
         ask([{"role": "user", "content": "x"}])
         ask([{"role": "user", "content": "x"}], SamplingParams(max_tokens=3))

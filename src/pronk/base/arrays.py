@@ -32,7 +32,7 @@ DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 # Bytes of a huge page (Linux on x86 and Arm). With pages of 4 KiB, reading a model's weights causes
 # many TLB misses.
 _HUGE_PAGE = 1 << 21
-_CACHE_LINE = 64  # bytes
+_CACHE_LINE = 64  # bytes of a cache line of the processor
 # Bytes of a mapping that several arrays share. Pages that were never written take no memory.
 _POOL_BYTES = 1 << 25
 

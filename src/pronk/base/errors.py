@@ -29,10 +29,11 @@ __all__ = [
 ]
 
 
-_MAX_REASON = 300  # characters of the reason of an exception
-# Characters of a message of pronk. Usual messages are far shorter; names in hostile files are not.
+_MAX_REASON = 300  # maximum number of characters of describe_error()
+# Maximum number of characters of a message of pronk. Usual messages are far shorter; names in
+# hostile files are not.
 _MAX_MESSAGE = 1500
-_MAX_QUOTE = 16  # characters of a JSON text that a message quotes
+_MAX_QUOTE = 16  # maximum number of characters of a JSON text that a message quotes
 # Error numbers in messages of the operating system and of libraries: they do not help users.
 _ERROR_NUMBER = re.compile(r"\[(Errno|WinError) -?\d+\] ?| ?\(os error \d+\)")
 
@@ -185,7 +186,7 @@ def describe_error(error: BaseException) -> str:
 def describe_reason(error: BaseException) -> str:
     """Return the reason of an exception without a file name, for messages that name the file.
 
-    Otherwise the text is that of :func:`describe_error`.
+    For exceptions other than ``OSError``, the text is that of :func:`describe_error`.
     """
     if isinstance(error, OSError) and error.strerror:
         # A library may repeat the number in the text: "[Errno 111] Connection refused".

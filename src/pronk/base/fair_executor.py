@@ -150,13 +150,13 @@ class _Threads:
             if job.future.set_running_or_notify_cancel():
                 try:
                     job.future.set_result(job.function())
-                except BaseException as error:  # noqa: BLE001 - for the caller
+                except BaseException as error:  # noqa: BLE001 - the future passes it to the caller
                     job.future.set_exception(error)
             with self._changed:
                 self._running[job.tenant] -= 1
-                self._running += Counter()  # forget tenants without jobs
+                self._running += Counter()  # removes the tenants whose number of jobs is 0
                 self._changed.notify()  # another job of the tenant may begin now
-            del job  # its arguments and its result may be large
+            del job  # the next wait may be long, and the job's arguments and result large
 
     def _wait_for_job(self) -> _Job | None:
         """Wait for a job that may begin, and return it; ``None`` ends the thread."""
@@ -182,7 +182,7 @@ class _Threads:
         queue = self._waiting.pop(tenant)
         job = queue.popleft()
         if queue:
-            self._waiting[tenant] = queue  # behind the other tenants
+            self._waiting[tenant] = queue  # at the end, so that each other tenant comes first
         self._running[tenant] += 1
         return job
 

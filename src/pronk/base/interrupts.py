@@ -79,7 +79,7 @@ _guard = _Guard()
 def is_interrupt_pending() -> bool:
     """Return whether a SIGINT is deferred.
 
-    Long work in an ``uninterrupted`` block asks this to end early.
+    Long work in an ``uninterrupted`` block calls this function, and ends early if it returns True.
     """
     return bool(_guard.deferred)
 

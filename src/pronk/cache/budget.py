@@ -60,6 +60,30 @@ def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
     return max_requests * blocks_per_request
 
 
+def default_kv_bytes(
+    config: ModelConfig, dtype: DType, kv_dtype: DType, max_requests: int, limit: int | None
+) -> int:
+    """Return the size in bytes of a KV pool of the default size, states included.
+
+    Args:
+        config: the model.
+        dtype: the model's data type.
+        kv_dtype: data type of stored keys and values.
+        max_requests: number of requests that run at the same time.
+        limit: maximum number of bytes, if there is one; the result is that of one block at least.
+    """
+    per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
+    num_bytes = full_context_blocks(config, max_requests) * BLOCK_SIZE * per_token
+    fixed_bytes = 0
+    if config.recurrent is not None:
+        most = limit or int((machine_memory() or _ASSUMED_MEMORY) * _MAX_MEMORY_FRACTION)
+        counts = count_states(config, max_requests, most // 2)
+        fixed_bytes = count_state_bytes(config, counts)
+    if limit is not None:
+        num_bytes = max(BLOCK_SIZE * per_token, min(num_bytes, limit - fixed_bytes))
+    return num_bytes + fixed_bytes
+
+
 class KVBudget:
     """Memory budget of the KV pools: one pool for the target and one for each draft model.
 
@@ -127,7 +151,6 @@ class KVBudget:
         fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
         num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype), fixed_bytes)
         options = {
-            "state_counts": counts,
             "num_blocks": num_blocks,
             "block_size": BLOCK_SIZE,
             "dtype": dtype,
@@ -138,6 +161,8 @@ class KVBudget:
         except MemoryError as error:
             msg = f"kv_memory: {error}; set less"
             raise OptionError(msg) from error
+        if counts is not None:
+            pool.resize_states(counts)
         self._pools.add(pool)
         return pool
 

@@ -105,7 +105,6 @@ class PagedCache:
         kv_dtype: DType | None = None,
         poison: float | None = None,
         share_prefixes: bool = False,
-        state_counts: StateCounts | None = None,
     ) -> None:
         """Allocate the arrays.
 
@@ -119,8 +118,6 @@ class PagedCache:
             kv_dtype: data type of stored keys and values, ``dtype`` or int8; by default ``dtype``.
             poison: number that is written over freed blocks, so that tests detect reads of them.
             share_prefixes: whether prompts reuse blocks of earlier texts with the same prefix.
-            state_counts: numbers of states of recurrent layers, for a model that has such layers;
-                ``None``: enough for a few requests.
         """
         assert block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
@@ -138,10 +135,7 @@ class PagedCache:
         self.prompt_cache: PromptCache | None = None
         self.states: StatePool | None = None
         if config.recurrent is not None:
-            counts = state_counts or DEFAULT_COUNTS
-            self.states = StatePool(config, counts, block_size, poison)
-            if self.prefix_cache is not None:
-                self.prefix_cache.on_evict = self.states.drop_checkpoint
+            self.resize_states(DEFAULT_COUNTS)
         self.keys: list[Array]
         self.values: list[Array]
         self.features: dict[SavedFeature, Array] = {}
@@ -178,6 +172,13 @@ class PagedCache:
         for feature in features:
             self.features[feature] = self._new_feature_pool(self.feature_width(feature))
         self._on_pool_change()
+
+    def resize_states(self, counts: StateCounts) -> None:
+        """Replace the states of recurrent layers by other numbers of them; none may be in use."""
+        self.states = StatePool(self.config, counts, self.block_size, self.poison)
+        self.version += 1
+        if self.prefix_cache is not None:
+            self.prefix_cache.on_evict = self.states.drop_checkpoint
 
     def rope_table(self, rope: RopeConfig) -> RopeTable:
         """Return the table of a rotation of keys; all programs that use this cache share it."""
@@ -466,6 +467,11 @@ class PagedCache:
     def fixed_bytes(self) -> int:
         """Bytes that do not depend on the number of blocks: states of recurrent layers."""
         return 0 if self.states is None else self.states.nbytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's states of recurrent layers; a pass reads and writes them once."""
+        return 0 if self.states is None else self.states.state_bytes
 
     @property
     def max_requests(self) -> int | None:

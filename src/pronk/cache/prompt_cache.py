@@ -26,7 +26,7 @@ _MAX_BLOCKS_PER_READ = 500  # limit of ``BlockStore.read``
 
 
 class _Reading(NamedTuple):
-    """What to read of a text: its blocks from ``start`` to ``stop``, and the state after them."""
+    """Blocks of a text to read, from ``start`` to ``stop``, and the state after them."""
 
     start: int
     stop: int

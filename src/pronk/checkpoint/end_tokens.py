@@ -14,14 +14,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 
-# Ends of a text or of a message.
+# Names of tokens that end a text or a message.
 _TEXT_ENDS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
     "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> \u2581<EOT> [EOT] [EOS] <|end_of_text|> "
     "<end_of_utterance> <eos> <turn|> <|tool_response> "
     "<\uff5cend\u2581of\u2581sentence\uff5c> [e~["
 ).split()
-# Tokens of *fill in the middle*: padding, the beginning of another repository, of another file.
+# Names of tokens of *fill in the middle*, after which the answer has ended: padding, and the
+# beginning of another repository or of another file.
 _FIM_ENDS = (
     "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] "
     "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
@@ -29,8 +30,9 @@ _FIM_ENDS = (
 ).split()
 _END_NAMES = frozenset(_TEXT_ENDS + _FIM_ENDS)
 # Exceptions: the first token does not end a generation if the vocabulary has all tokens of the set.
-# ``<|end|>`` ends a message of the harmony format (gpt-oss) or of Solar, after which the model
-# begins the next message.
+# Such vocabularies belong to models that write several messages per answer, and end each of them
+# with this token: in the harmony format (gpt-oss) and in Solar's, ``<|end|>`` ends a message, after
+# which the model begins the next one.
 _NO_ENDS = (
     ("<|end|>", {"<|return|>", "<|call|>"}),
     ("<|end|>", {"<|call|>", "<|flush|>"}),

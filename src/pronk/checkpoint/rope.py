@@ -5,10 +5,10 @@ A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK
 frequency), or *longrope* (Ding et al. 2024). *longrope* has two lists of divisors, for short and
 for long texts, of which :meth:`RopeConfig.for_context` chooses one.
 
-The rotation of a token depends on its position alone, so a prompt that is split into chunks has the
-same keys. With *dynamic* scaling the rotation also depends on a text length. This length is ``P``
-for all tokens of a prompt of ``P`` tokens, and ``p + 1`` for a generated token at position ``p``,
-so that a split prompt has the same keys here, too.
+The rotation of a token depends on its position alone, so the keys of a prompt are the same if it is
+split into chunks. With *dynamic* scaling the rotation also depends on a text length. All tokens of
+a prompt of ``P`` tokens are rotated for the length ``P``, and a generated token at position ``p``
+for the length ``p + 1``. Therefore a prompt that is split into chunks has the same keys here, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.base.checks import check_number
 from pronk.base.errors import ConfigError, refuse
 
-_MAX_NUMBER = 1e15  # a larger number means a damaged file; its powers would overflow float32
-# Number of positions in a new RopeTable; for a longer text, the number grows to a power of 2.
+_MAX_NUMBER = 1e15  # larger numbers mean a damaged file; their powers would overflow float32
+# Number of positions in a new RopeTable. A longer text extends the table to the next power of 2.
 _INITIAL_POSITIONS = 1024
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN_KEYS = frozenset(
@@ -101,7 +101,7 @@ class RopeConfig:
 
 
 def refuse_config(problem: str) -> NoReturn:
-    """Raise a ConfigError about an entry of ``config.json``."""
+    """Raise a ConfigError with the message ``problem`` about an entry of ``config.json``."""
     refuse("config.json", problem, ConfigError)
 
 
@@ -166,7 +166,7 @@ def parse_rope(
 
 
 def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
-    """Return the number of rotated dimensions of a head.
+    """Check the rotary embedding, and return the number of rotated dimensions of a head.
 
     Raises:
         ConfigError: the rotary embedding has a property that pronk does not support.
@@ -248,7 +248,7 @@ class RopeTable:
 
     @property
     def dynamic(self) -> bool:
-        """Whether a rotation depends on the text length, so that each row needs its own entry."""
+        """Whether a token's rotation depends on the text length, not on its position alone."""
         return self.config is not None and self.config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Array:
@@ -297,7 +297,10 @@ def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
 
 
 def _frequencies(config: RopeConfig) -> Array:
-    """Return the frequencies after scaling, float32 ``[dim / 2]``; *dynamic* is not scaled here."""
+    """Return the frequencies after scaling, float32 ``[dim / 2]``.
+
+    For *dynamic*, they are unscaled, because its scaling depends on the text length.
+    """
     assert config.kind != "longrope", "expected one list of divisors, see RopeConfig.for_context"
     plain = _inverse_powers(config.theta, config.dim)
     if config.kind == "linear":
@@ -317,7 +320,7 @@ def _llama3_frequencies(config: RopeConfig, plain: Array) -> Array:
     The wavelength of a high frequency is below ``original / high_freq_factor``, the wavelength of a
     low frequency is above ``original / low_freq_factor``.
     """
-    # Torch, which trained the models, divides a number by an array as number times reciprocal.
+    # torch, with which the models were trained, computes number / array as number · (1 / array).
     wavelength = np.float32(1.0) / plain * np.float32(2 * math.pi)
     low = config.low_freq_factor
     high = config.high_freq_factor
@@ -337,7 +340,10 @@ def _yarn_frequencies(config: RopeConfig, plain: Array) -> Array:
     """
 
     def index_with(turns: float) -> float:
-        """Return the index, not rounded, of the frequency with this number of turns."""
+        """Return the index, not rounded, of the frequency that makes ``turns`` full turns.
+
+        The turns are counted within ``original`` positions.
+        """
         log_wavelength = math.log(config.original / (turns * 2 * math.pi))
         return config.dim * log_wavelength / (2 * math.log(config.theta))
 

@@ -29,15 +29,16 @@ from pronk.base.files.regular import is_file, read_input
 from pronk.checkpoint.formats.scheme import FLOATS
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 
-SINGLE = "model.safetensors"  # name of the file, if one file has all tensors
-INDEX = "model.safetensors.index.json"  # name of the list of files, if there are several
-# Maximum bytes of a JSON file or header. Parsed values need up to 30 times the memory; the largest
-# known index of a model has 5 MB.
+SINGLE = "model.safetensors"  # file name if one file has all tensors
+# file name of the index, which lists the files if there are several
+INDEX = "model.safetensors.index.json"
+# Maximum bytes of a JSON file or header. Parsed values need up to 30 times as much memory. The
+# largest known index of a model has 5 MB.
 MAX_JSON_BYTES = 1 << 24
-# Maximum depth of a JSON file. Recursive functions, such as repr, fail at a depth of about 1000.
+# Maximum nesting of a JSON file. Recursive functions, such as repr, fail at a depth of about 1000.
 _MAX_NESTING = 100
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# Supported data types by their names in safetensors. Unquantized weights have those of FLOATS.
+# Supported data types by their names in safetensors. Unquantized weights may have those in FLOATS.
 DTYPES = {
     "F32": FLOAT32,
     "F16": FLOAT16,
@@ -82,7 +83,7 @@ class Checkpoint:
         Args:
             folder: the model folder.
             remedy: end of an error message about an incomplete file.
-            files: the files; by default those that a model folder has.
+            files: the safetensors files; by default ``model.safetensors`` or those of the index.
 
         Raises:
             CheckpointError: a file is missing, truncated or damaged, or contradicts the index.
@@ -111,9 +112,9 @@ class Checkpoint:
         return self._entries[name].size
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> None:
-        """Raise a CheckpointError if a tensor has another dtype than ``dtypes``.
+        """Raise a CheckpointError if the dtype of a tensor is not in ``dtypes``.
 
-        ``dtypes`` are names of safetensors, by default the types of unquantized weights.
+        ``dtypes`` are names in safetensors, by default the types of unquantized weights.
         """
         found = self._entries[name].dtype
         if found in dtypes:
@@ -136,7 +137,10 @@ class Checkpoint:
         return flat.reshape(entry.shape)
 
     def release(self) -> None:
-        """Free the memory of all pages that were read; a later access reads the page again."""
+        """Free the memory of all pages of the files that were read.
+
+        A later access reads a page again.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):
             files = {id(entry.file): entry.file for entry in self._entries.values()}
             for file in files.values():
@@ -184,8 +188,8 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
 
 
 def _is_deeper(document: object, limit: int) -> bool:
-    """Return whether objects and lists are nested deeper than ``limit``."""
-    level: list[Any] = [document]  # the values of one depth
+    """Return whether objects and lists of a JSON document are nested deeper than ``limit``."""
+    level: list[Any] = [document]  # the values at one depth
     for _ in range(limit + 1):
         next_level: list[Any] = []
         has_container = False
@@ -223,7 +227,7 @@ def _safetensors_files(folder: Path, remedy: str) -> list[Path]:
 
 
 def _refuse_missing_weights(folder: Path) -> NoReturn:
-    """Raise a CheckpointError about a folder without safetensors files of a model."""
+    """Raise a CheckpointError about a folder that has no safetensors files of a model."""
     pickles = sorted(path.name for pattern in _PICKLE_FILES for path in folder.glob(pattern))
     if pickles:
         remedy = (
@@ -265,7 +269,7 @@ def _map_file(path: Path, remedy: str) -> dict[str, _MappedTensor]:
         msg = f"{path}: expected a complete safetensors file, found {found}; {remedy}"
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)
-    first = 8 + length  # position of the first tensor
+    first = 8 + length  # offset of the first tensor in the file
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]

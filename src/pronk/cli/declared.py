@@ -175,7 +175,8 @@ class CommandLineOptions:
     def parse(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all options: the parsed given values, or else the defaults.
 
-        ``given`` are the values of typer. Names that are not on the command line keep their values.
+        ``given`` are the values that typer passes to the command, by name. Values of other names
+        are returned unchanged.
         """
         values = {each.name: each.default for each in self.parameters} | {**given}
         for name, form in self._forms.items():

@@ -71,7 +71,8 @@ class _LazyCommand(TyperCommand):
         if not self._command.home:
             raise OptionError(self._command.summary)
         command = resolve_name(self._command.home)
-        if not isinstance(command, typer.Typer):  # a function
+        # The command is a function, not a typer application.
+        if not isinstance(command, typer.Typer):
             function = command
             command = typer.Typer(add_completion=False, rich_markup_mode="rich")
             command.command(self.name, cls=PlainCommand)(function)

@@ -218,7 +218,7 @@ def _guide_options(
         str | None, _guide("The text fits the Lark grammar in this file.", metavar="FILE")
     ] = None,
 ) -> "Guide | None":
-    """Return the guide of a request, which has several options on the command line."""
+    """Return the guide that these command-line options give; ``None`` if none of them is set."""
     return read_guide(json_schema, regex, choice, grammar)
 
 

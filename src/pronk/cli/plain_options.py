@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-# Texts of plain numbers. typer also accepts 1_000, 1e3 or nan.
+# Patterns of the numbers that this module converts. Other numbers, such as 1_000, 1e3 and nan, are
+# left to typer.
 _NUMBERS = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")}
 
 
@@ -37,9 +38,10 @@ class _PlainParameter:
         return parameter.callback(ctx, self, converted)
 
     def _convert(self, value: Any) -> Any:
-        """Return an ordinary number or text, or a list of these, as the parameter's type.
+        """Convert the value of a parameter to the parameter's type, without pydantic.
 
-        ``None`` stands for another value, which typer has to convert, and for no value.
+        Ordinary numbers and texts, and lists of these, are converted. The result is ``None`` if
+        ``value`` is ``None``, and for any other value, which typer must convert instead.
         """
         parameter: Any = self
         kind = parameter.type_descriptor.annotation

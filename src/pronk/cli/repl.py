@@ -33,7 +33,8 @@ Message = dict[str, str]
 _ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
 _MAX_LINE = 2**24  # maximum characters of a line of a file or pipe
-_MAX_TOKENS = 1024  # default maximum of an answer, unless half the context is less
+# Maximum number of tokens of an answer by default; half the context if that is less.
+_MAX_TOKENS = 1024
 
 
 class ChatSession:
@@ -209,9 +210,9 @@ class ChatSession:
     def _show(self, part: Part, *, drafted: bool) -> str:
         """Print a part of the answer, and return its text for later prompts.
 
-        The text of thoughts is empty, as later prompts lack earlier thoughts.
+        For thoughts, the returned text is empty, because later prompts leave earlier thoughts out.
         """
-        assert not isinstance(part, CallPart)  # no tools
+        assert not isinstance(part, CallPart)  # the chat offers the model no tools
         if isinstance(part, Thought):
             self._screen.write(part.text, drafted=drafted, is_thought=True)
             return ""

@@ -17,7 +17,7 @@ from pronk.serving import Decision, DecisionTrace, params_per_prompt
 class DrafterShare:
     """Statistics of one drafter over the decoding of a text: calls, time and draft tokens."""
 
-    drafter: str  # name
+    drafter: str  # name of the drafter
     asked: int  # number of steps in which this drafter was asked for draft tokens
     # Number of steps in which the drafter was asked only to measure its acceptance rate, without an
     # expected gain.
@@ -34,7 +34,7 @@ class Explanation:
     completion: Completion
     # One record per step; the first is the prefill, without draft tokens.
     steps: tuple[Decision, ...]
-    shares: tuple[DrafterShare, ...]  # statistics of each drafter
+    shares: tuple[DrafterShare, ...]  # calls, time and draft tokens of each drafter
 
     @property
     def speed(self) -> float | None:
@@ -104,8 +104,8 @@ def explain(
 
 def _shares(steps: Sequence[Decision]) -> list[DrafterShare]:
     counts: dict[str, Counter[str]] = {}
-    # A token's ``origin`` may name a part of a composite drafter. The values are the drafters that
-    # were asked, by the name in the origin.
+    # The drafter that was asked, for each name in the ``origin`` of tokens: such a name may be that
+    # of a part of a composite drafter.
     called_drafters = {"": ""}
     for step in steps:
         for report in step.reports:
@@ -137,9 +137,9 @@ def _count(number: int, noun: str) -> str:
 
 
 def _describe_regret(regret: Regret) -> list[str]:
-    """Return a sentence that compares the speed with that of other choices of drafters.
+    """Return a list with one sentence that compares the speed with other choices of drafters.
 
-    The list is empty if the costs are not known.
+    The list is empty if the costs of forward passes are not known.
     """
     if regret.against_drafter is None or regret.against_steps is None:
         return []

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# Keys of the config that must have one of these values; all others change the model in ways that
-# are not supported.
+# Keys of ``adapter_config.json`` with their supported values. Any other value changes the model in
+# a way that is not supported, and is refused.
 _EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -65,20 +65,21 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
-# Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model.
+# Values of ``init_lora_weights`` with which PEFT also changes the weights of the base model. Such
+# an adapter does not fit the base model's own weights.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Those without repetition
-# match in linear time.
+# Keys of ``rank_pattern`` and ``alpha_pattern`` are regular expressions. Only those without
+# repetition are accepted, because they match in linear time.
 _PATTERN = re.compile(r"[\w.\\^$-]+")
 
 
 class AdapterModule(NamedTuple):
-    """The two matrices of an adapted module, which adds ``(x downᵀ) upᵀ`` to some outputs."""
+    """Matrices of an adapter for one linear module: ``(x downᵀ) upᵀ`` is added to its outputs."""
 
     target: str  # attribute path of the linear layer in the decoder, such as ``layers.0.qkv``
-    start: int  # first of the outputs of this layer
+    start: int  # index of the first output in ``target`` to which the product is added
     down: Array  # float32 ``[rank, inputs]``
-    up: Array  # float32 ``[outputs, rank]``, times the scale
+    up: Array  # float32 ``[outputs, rank]``, already multiplied by the adapter's scale
 
 
 class _Place(NamedTuple):
@@ -109,7 +110,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     names = get_family(config.family).names
     places = _places(config, names)
     pairs = _pairs(folder, checkpoint)
-    # As the checkpoint's: tensors of image encoders are not used.
+    # Leave out tensors of image encoders, as in the model's own checkpoint.
     pairs = {
         name: pair
         for name, pair in pairs.items()
@@ -221,7 +222,7 @@ def _has_tiled_heads(config: ModelConfig, layer: int, module: str) -> bool:
 
 
 def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return the names of each module's two tensors, by its name in transformers."""
+    """Return the names of each module's tensors ``lora_A`` and ``lora_B``, by the module's name."""
     ends = (".lora_A.weight", ".lora_B.weight")
     for tensor in checkpoint:
         if not (tensor.startswith(_PREFIX) and tensor.endswith(ends)):
@@ -245,7 +246,11 @@ def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 def _check_modules(
     folder: Path, options: Mapping[str, Any], found: set[str], places: Mapping[str, list[_Place]]
 ) -> None:
-    """Raise a CheckpointError if the model or the adapter lacks a module that it names."""
+    """Raise a CheckpointError if the adapter and the model have not the same modules.
+
+    Either the adapter has tensors of a module that the model lacks, or tensors are missing of a
+    module that ``target_modules`` names.
+    """
     unknown = sorted(found - places.keys())
     if unknown:
         expected = (
@@ -254,7 +259,8 @@ def _check_modules(
         )
         refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):
-        return  # the config names no layers of which all modules are adapted
+        # such an adapter need not have tensors of every module that target_modules names
+        return
     missing = [
         name
         for name in places
@@ -269,9 +275,9 @@ def _check_modules(
 
 
 def _is_target(targets: object, name: str) -> bool:
-    """Return whether the value of ``target_modules`` names a module.
+    """Return whether ``target_modules``, the value ``targets``, names a module.
 
-    Regular expressions name none.
+    A regular expression counts as naming none, because it is not evaluated.
     """
     if isinstance(targets, str):
         return targets == "all-linear"
@@ -281,7 +287,11 @@ def _is_target(targets: object, name: str) -> bool:
 
 
 def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """Return the value of the first pattern that ends a module's name, as PEFT matches them."""
+    """Return the value in ``options[key]`` of the first pattern that matches the end of ``name``.
+
+    ``key`` is ``rank_pattern`` or ``alpha_pattern``, and ``name`` is that of a module. Patterns
+    match as in PEFT. If none does, the result is ``default``.
+    """
     for pattern, value in (options.get(key) or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):
             return value
@@ -289,7 +299,7 @@ def _pattern_value(options: Mapping[str, Any], key: str, name: str, default: Any
 
 
 def _read(checkpoint: Checkpoint, tensor: str) -> Array:
-    """Return a tensor as float32; raise a CheckpointError if a number is not finite."""
+    """Return an adapter's tensor as float32; raise a CheckpointError if a number is not finite."""
     checkpoint.check_dtype(tensor)
     values = checkpoint.tensor(tensor).astype(FLOAT32)
     if not np.isfinite(values).all():
@@ -301,15 +311,18 @@ def _read(checkpoint: Checkpoint, tensor: str) -> Array:
 
 
 class Adapter(NamedTuple):
-    """An adapter of a model."""
+    """An adapter of a loaded model, which a request selects by name."""
 
     name: str
-    number: int  # index in ``Linear.adapters``
-    digest: bytes  # of the adapter's files; blocks of the prefix cache depend on it
+    number: int  # index of this adapter in ``Linear.adapters``
+    digest: bytes  # hash of the adapter's files; part of the keys of its blocks in the prefix cache
 
 
 def cache_salt(adapter: Adapter | None, salt: bytes = b"") -> bytes:
-    """Return the salt of the keys of prefix caches: requests of two adapters share no blocks."""
+    """Return a salt for the keys of the prefix cache: ``salt``, mixed with the adapter's digest.
+
+    Keys and values depend on the adapter, so requests with different adapters share no blocks.
+    """
     return salt if adapter is None else sha256(adapter.digest + salt).digest()
 
 
@@ -326,7 +339,11 @@ class Adapters(dict[str, Adapter]):
     def __init__(
         self, folders: Mapping[str, str | Path] | None, config: ModelConfig, workers: int = 1
     ) -> None:
-        """Read the adapters; :meth:`attach` adds them to a loaded model."""
+        """Read the adapters in ``folders``, by name; :meth:`attach` adds them to the model.
+
+        ``config`` is that of the model, and ``workers`` the number of processes that compute it;
+        more than one cannot have adapters.
+        """
         if folders and workers > 1:
             msg = (
                 f"adapters: expected one process (workers=1), found workers={workers}; leave one "
@@ -346,9 +363,9 @@ class Adapters(dict[str, Adapter]):
             self._modules.append(modules)
 
     def find(self, name: str | None) -> Adapter | None:
-        """Return the adapter with a name.
+        """Return the adapter called ``name``; ``None`` if ``name`` is ``None``.
 
-        ``None`` for ``None``; raise an OptionError if there is none.
+        Raise an OptionError if the model has no adapter of this name.
         """
         if name is None:
             return None
@@ -370,7 +387,8 @@ class Adapters(dict[str, Adapter]):
                 by_target.setdefault(module.target, []).append(module)
             for target, found in by_target.items():
                 start = 0
-                for linear in decoder.get(target).parts:  # a stacked layer has several matrices
+                # a layer such as qkv may consist of several matrices
+                for linear in decoder.get(target).parts:
                     stop = start + linear.out_features
                     slices = [_slice(each, start, stop) for each in found]
                     parts = [part for part in slices if part is not None]
@@ -382,9 +400,9 @@ class Adapters(dict[str, Adapter]):
 
 
 def _slice(module: AdapterModule, start: int, stop: int) -> LowRank | None:
-    """Return the part of a module for the outputs ``start .. stop - 1``.
+    """Return the part of a module that changes the outputs ``start .. stop - 1`` of its layer.
 
-    ``None``: there is none.
+    The result is ``None`` if the module changes none of these outputs.
     """
     first = max(module.start, start)
     end = min(module.start + len(module.up), stop)

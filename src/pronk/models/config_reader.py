@@ -1,4 +1,4 @@
-"""Keys of ``config.json``: typed access, parts that families share, unsupported keys."""
+"""Reader of ``config.json``: typed values, parts that families share, and unsupported keys."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Keys that turn on computations. A family whose reader does not read such a key refuses a value
-# other than null, 0 or false: no family implements most of them, and others belong to some families
-# only.
+# Keys that turn on computations. If one has another value than null, 0 or false, and the family's
+# parser does not read it, the config is refused: the computation would be left out silently.
 UNSUPPORTED_KEYS = (
     "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping "
     "clip_qkv "
@@ -36,7 +35,7 @@ UNSUPPORTED_KEYS = (
 class ConfigReader:
     """Typed access to the keys of ``config.json``, with a ConfigError for invalid values.
 
-    Each key that is read is added to ``used``.
+    ``used`` collects the keys that are read, so that unsupported keys can be found afterwards.
     """
 
     def __init__(self, raw: Mapping[str, Any], family: str, used: set[str] | None = None) -> None:
@@ -53,40 +52,40 @@ class ConfigReader:
     def integer(
         self, key: str, default: int | None = None, low: int = 1, high: int = 2**31 - 1
     ) -> int:
-        """Return an integer from ``low`` to ``high``."""
+        """Return the value of a key, an integer from ``low`` to ``high``; ``default`` if absent."""
         return check_integer(
             f"config.json: {key}", self.get(key, default), low, high, error=ConfigError
         )
 
     def layers(self, key: str) -> int:
-        """Return a number of layers."""
+        """Return the value of a key, a number of layers from 1 to ``MAX_LAYERS``."""
         return self.integer(key, high=MAX_LAYERS)
 
     def number(self, key: str, default: float) -> float:
-        """Return a number above 0."""
+        """Return the value of a key, a number above 0; ``default`` if the key is absent or null."""
         return check_number(
             f"config.json: {key}", self.get(key, default), 0, exclusive_min=True, error=ConfigError
         )
 
     def optional_number(self, key: str) -> float | None:
-        """Return a number above 0, or ``None`` if the key is absent or null."""
+        """Return the value of a key, a number above 0; ``None`` if the key is absent or null."""
         return None if self.get(key) is None else self.number(key, 0.0)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return a boolean."""
+        """Return the value of a key, a boolean; ``default`` if the key is absent or null."""
         return check_flag(f"config.json: {key}", self.get(key, default), error=ConfigError)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        """Return an object, which is empty if the key is absent or null."""
+        """Return the value of a key, a JSON object; it is empty if the key is absent or null."""
         value = self.get(key, {})
         if not isinstance(value, Mapping):
             refuse_config(f"{key}: expected an object, found {value!r:.80}")
         return value
 
     def list_of(self, key: str, kind: type, default: Iterable[Any]) -> list[Any]:
-        """Return a list whose elements have the type ``kind``.
+        """Return the value of a key, a list whose elements have the type ``kind``.
 
-        ``default`` if the key is absent or null.
+        The list is ``default`` if the key is absent or null.
         """
         values = self.get(key, [*default])
         if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
@@ -96,32 +95,35 @@ class ConfigReader:
         return values
 
     def attention_bias(self) -> dict[str, bool]:
-        """Return the fields of ModelConfig that the key ``attention_bias`` sets."""
+        """Return the fields of ModelConfig that ``attention_bias`` sets: qkv_bias and out_bias."""
         return dict.fromkeys(("qkv_bias", "out_bias"), self.flag("attention_bias"))
 
     def activation(self, key: str, default: str) -> Activation:
-        """Return the name of an activation function."""
+        """Return pronk's name of the activation function that a key names."""
         name = check_choice(
             f"config.json: {key}", self.get(key, default), tuple(_ACTIVATIONS), error=ConfigError
         )
         return _ACTIVATIONS[name]
 
     def dtype(self) -> str:
-        """Return the data type of the weights."""
+        """Return the data type of the weights: ``float32``, ``float16`` or ``bfloat16``."""
         name = str(self.get("dtype", self.get("torch_dtype", "float32"))).removeprefix("torch.")
         return check_choice(
             "config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError
         )
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
-        """Return the BOS id (the first of a list; ``None``: no BOS) and all EOS ids."""
+        """Return the id of the BOS token, ``None`` if there is none, and the ids of all EOS tokens.
+
+        If ``bos_token_id`` is a list, its first id is returned.
+        """
         bos = self._token_ids("bos_token_id")
         return next(iter(bos), None), self._token_ids("eos_token_id")
 
     def _token_ids(self, key: str) -> tuple[int, ...]:
-        """Return the ids of a key, which has an id, a list or null.
+        """Return the token ids under a key, whose value is an id, a list of ids or null.
 
-        Ids that are no tokens are left out.
+        Ids outside the vocabulary are left out with a warning, because the model is usable without.
         """
         value = self.raw.get(key)
         vocab_size = self.integer("vocab_size")
@@ -155,7 +157,11 @@ class ConfigReader:
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
 
     def periodic_windows(self, period: int) -> tuple[int | None, ...]:
-        """Return the window of each layer: by default all have one, but each ``period``-th."""
+        """Return the sliding window of each layer in tokens, ``None`` for full attention.
+
+        By default every ``period``-th layer has full attention, and all others have a window of
+        ``sliding_window`` tokens. The key ``layer_types`` overrides which layers have one.
+        """
         size = self.integer("sliding_window")
         return self.windows(size, lambda layer: (layer + 1) % period > 0)
 
@@ -168,9 +174,14 @@ class ConfigReader:
         bias: bool = False,
         is_mixture: Callable[[int], bool] = lambda _: True,
     ) -> MixtureConfig | None:
-        """Return the mixtures of experts; ``None`` if no layer has one.
+        """Return the mixture of experts and the layers that have it; ``None`` if no layer has one.
 
-        ``experts`` and ``width`` are keys. ``is_mixture`` tells whether a layer (from 0) has one.
+        Args:
+            experts: key of the number of experts.
+            width: key of an expert's intermediate size.
+            normalized: whether the weights of a row's experts sum to 1.
+            bias: whether experts have biases.
+            is_mixture: whether a layer (from 0) has experts in place of one MLP.
         """
         count = self.integer(experts, 128, high=MAX_EXPERTS)
         layers = tuple(is_mixture(layer) for layer in range(self.layers("num_hidden_layers")))
@@ -182,10 +193,12 @@ class ConfigReader:
     def ropes(
         self, windows: tuple[int | None, ...], theta: float, sliding_theta: float
     ) -> dict[str, Any]:
-        """Return the fields ``rope`` and ``layer_ropes`` of layers with and without a window.
+        """Return the fields ``rope`` and ``layer_ropes`` if some layers have a sliding window.
 
-        ``rope`` is that of the layers with full attention. Older checkpoints have one scaling, for
-        these layers; the bases are then ``theta`` and, in layers with a window, ``sliding_theta``.
+        ``rope`` is the rotary embedding of the layers with full attention. If ``rope_parameters``
+        has no entries for both kinds of layers, as in older checkpoints, its scaling applies to the
+        layers with full attention only. The default bases are then ``theta`` for full attention and
+        ``sliding_theta`` for layers with a window.
         """
         both = self.mapping("rope_parameters")
         if "full_attention" not in both:
@@ -210,7 +223,14 @@ def llama_like(
     partial_rope: bool = False,
     **features: Any,
 ) -> ModelConfig:
-    """Parse the keys that most families share; ``features`` are further fields of ModelConfig."""
+    """Return the config of a model whose keys are those of Llama, which most families share.
+
+    Args:
+        keys: reader of ``config.json``.
+        windows: sliding window of each layer, ``None`` for full attention.
+        partial_rope: whether the config may limit the rotation to a part of each head.
+        features: fields of ModelConfig that replace the values of these keys or add to them.
+    """
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim", hidden // heads)

@@ -1,33 +1,36 @@
 """Measured costs of forward passes: a roofline, fitted to the passes that decoding makes anyway.
 
-A forward pass over ``rows`` rows of texts with ``context`` cached tokens together takes ::
+A forward pass over ``rows`` rows of requests with ``context`` cached tokens together takes ::
 
     seconds = speed · (max(bytes, b + c · rows) + d · context)
 
-The unit of the parentheses is a forward pass of one row without context. Few rows are limited by
-memory, more rows by arithmetic (Williams et al. 2009), and attention reads the cached keys and
-values. ``bytes`` are the weights that the pass reads, relative to a pass of one row. They are 1,
-unless the model has mixtures of experts, of which a pass reads all that any of its rows chooses ::
+The unit of the terms in parentheses is the duration of a forward pass of one row without context.
+With few rows, the pass is limited by memory bandwidth, and with more rows by arithmetic (Williams
+et al. 2009). ``d · context`` is the time in which attention reads the cached keys and values.
+
+``bytes`` are the weights that the pass reads, relative to a pass of one row. They are 1 in dense
+models. With mixtures of experts, a pass reads each expert that any of its rows chooses ::
 
     bytes = 1 + experts · (experts_read - 1)
     experts_read = 1 + (1 - overlap) + (1 - overlap)² + …, one term per row
 
-``experts`` is their share of the bytes of one row, and ``experts_read`` the number of experts
-relative to one row. A pass counts it; before the pass it is predicted from ``overlap``, the
-probability that two rows choose the same expert.
+``experts`` is the share of experts in the bytes that one row reads, and ``experts_read`` the number
+of experts read, relative to one row. A pass counts ``experts_read``; before the pass it is
+predicted from ``overlap``, the probability that two rows choose the same expert.
 
-A lower third stands for a few measured durations, because disturbances only prolong a measurement.
-The middle stands for a few ratios of durations, because a disturbance of the denominator lowers a
-ratio.
+Several measured durations are summarized by their lower third, because disturbances only prolong a
+measurement. Several measured ratios are summarized by their median, because a disturbance of the
+denominator lowers a ratio.
 
-- ``speed`` (seconds) is that of the last 8 passes, each divided by its parentheses: a change of the
-  machine's load is followed after 6 passes.
-- ``b`` and ``c`` are the line through the *levels*. The level of a number of rows is that of its
-  last 8 passes, each relative to the recent passes with other numbers of rows. Passes that all have
-  the same number of rows say nothing about the line.
+- ``speed`` (seconds) is measured by the last 8 passes: each duration is divided by the terms in
+  parentheses, and ``speed`` is the lower third of the quotients. It follows a change of the
+  machine's load after 6 passes.
+- ``b`` and ``c`` are a line through the *levels*. The level of a number of rows is the median of
+  its last 8 passes, each divided by the speed of recent passes with fewer rows. Passes that all
+  have the same number of rows say nothing about the line.
 - ``d`` is the slope of a regression of seconds on the context, over hundreds of passes.
-- ``overlap`` is the median of the last 8 passes with several rows; before any, that of independent
-  choices.
+- ``overlap`` is the median of the last 8 passes with several rows. Before any such pass, it is the
+  overlap of rows that choose their experts independently.
 """
 
 from __future__ import annotations
@@ -38,24 +41,29 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
 
-_WINDOW = 8  # number of passes that the speed, or a level, is measured by
-_ROW = 0.15  # c before any pass with several rows, in passes of one row
-# weight of a pass relative to the next one, for the line and for the regression: half after 140
-# passes
+_WINDOW = 8  # number of recent passes by which the speed and each level are measured
+_ROW = 0.15  # c until a pass with several rows is measured, in passes of one row
+# In the line and in the regression, the factor by which the weight of each earlier pass falls with
+# every new pass: to one half after 140 passes.
 _KEEP = 0.995
-# standard deviation of contexts, in tokens, above which the regression outweighs d = 0
+# Standard deviation of the contexts, in tokens, above which the measured slope d counts more than
+# the assumption d = 0.
 _SPREAD = 256.0
-_LASTS = 256  # number of passes with draft tokens after which a plain pass is measured again
+_LASTS = 256  # number of passes with draft tokens after which a pass without any is measured again
 
 
 class CostCurve(NamedTuple):
-    """Seconds of a forward pass by its number of rows, at one context."""
+    """Seconds of a forward pass as a function of its number of rows, for a given cached context.
+
+    For :class:`CostModel`'s formula, ``speed · (max(bytes, b + c · rows) + d · context)``.
+    """
 
     speed: float  # seconds of a pass of one row without context
-    start: float = 1.0 - _ROW  # b of the formula above, in passes of one row
-    slope: float = _ROW  # c: a further row, in passes of one row
-    context: float = 0.0  # d times the number of cached tokens
-    experts: float = 0.0  # share of the bytes of a pass of one row that are experts
+    # b of the formula: part that does not depend on rows, in passes of one row
+    start: float = 1.0 - _ROW
+    slope: float = _ROW  # c of the formula: time of each row, in passes of one row
+    context: float = 0.0  # d times the number of cached tokens, in passes of one row
+    experts: float = 0.0  # share of experts in the bytes of weights that a pass of one row reads
     overlap: float = 1.0  # probability that two rows choose the same expert
 
     def at(self, rows: int, experts_read: float | None = None) -> float:
@@ -71,7 +79,8 @@ class CostCurve(NamedTuple):
     def read_bytes(self, rows: int, experts_read: float | None = None) -> float:
         """Return the bytes of weights that a pass reads, relative to a pass of one row.
 
-        See :meth:`at`.
+        ``experts_read`` is the number of experts that the pass reads, relative to a pass of one
+        row; by default the expected one.
         """
         if not self.experts:
             return 1.0
@@ -81,12 +90,12 @@ class CostCurve(NamedTuple):
 
     @property
     def row_seconds(self) -> float:
-        """Seconds of a further row, where rows are not free."""
+        """Seconds that each further row takes once the pass is limited by arithmetic."""
         return self.speed * self.slope
 
     @property
     def free_rows(self) -> int:
-        """Number of rows that take no longer than one."""
+        """Number of rows whose forward pass takes no longer than that of one row."""
         if self.experts:
             return 1
         return max(1, int((1.0 - self.start) / self.slope)) if self.slope > 0.0 else _LASTS
@@ -94,7 +103,7 @@ class CostCurve(NamedTuple):
 
 @dataclass
 class _Regression:
-    """Regression line of y on x: sums of 1, x, y, x², x·y, each with the weights of the points."""
+    """Weighted linear regression of y on x, stored as the weighted sums of 1, x, y, x² and x·y."""
 
     count: float = 0.0
     x: float = 0.0
@@ -103,7 +112,7 @@ class _Regression:
     xy: float = 0.0
 
     def add(self, x: float, y: float, weight: float = 1.0, *, keep: float = 1.0) -> None:
-        """Multiply the weights of all points by ``keep``, and add a point."""
+        """Add a point; multiply the weights of earlier points by ``keep``, so that they fade."""
         self.count = keep * self.count + weight
         self.x = keep * self.x + weight * x
         self.y = keep * self.y + weight * y
@@ -111,9 +120,10 @@ class _Regression:
         self.xy = keep * self.xy + weight * x * y
 
     def line(self, spread: float) -> tuple[float, float]:
-        """Return the value at 0 and the slope, at least 0.
+        """Return the intercept and the slope of the line; the slope is at least 0.
 
-        ``spread`` is the standard deviation of x that outweighs slope 0.
+        The slope shrinks towards 0 if the points are close together: ``spread`` is the standard
+        deviation of x at which it is half the least-squares slope.
         """
         count = self.count
         x = self.x
@@ -122,40 +132,41 @@ class _Regression:
         return (y - slope * x) / count, slope
 
     def slope_through(self, x: float, y: float) -> float:
-        """Return the slope, at least 0, of the regression line through a point."""
+        """Return the slope, at least 0, of the regression line that passes through ``(x, y)``."""
         products = self.xy - x * self.y - y * self.x + x * y * self.count
         return max(0.0, products / (self.xx - 2.0 * x * self.x + x * x * self.count))
 
 
 @dataclass
 class _Level:
-    """Durations of recent passes over one number of rows, divided by the bytes that they read."""
+    """Durations of recent passes with one number of rows, divided by the bytes that they read."""
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    middle: float = 0.0  # median of ``costs``
-    latest: int = 0  # number of the last pass
+    middle: float = 0.0  # level: median of ``costs``
+    latest: int = 0  # number of the last pass with this number of rows, counted over all passes
 
 
 class CostModel:
     """Learns the costs of one model's forward passes.
 
-    ``experts`` and ``overlap`` are those of :class:`CostCurve`; ``overlap`` holds until passes are
-    measured.
+    Args:
+        experts: share of experts in the bytes that a forward pass of one row reads.
+        overlap: probability that two rows choose the same expert, until passes are measured.
     """
 
     def __init__(self, experts: float = 0.0, overlap: float = 1.0) -> None:
         self._experts = experts
         self._overlap = overlap
         self._overlaps: deque[float] = deque(maxlen=_WINDOW)
-        # b, c, d
+        # b, c and d of the module's formula
         self._start = 1.0 - _ROW
         self._slope = _ROW
         self._per_token = 0.0
-        # rows and speed of the last passes
+        # number of rows and measured speed of each of the last passes
         self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self._levels: dict[int, _Level] = {}
         self._by_context = _Regression()
-        # seconds per row of the last passes over prompts
+        # seconds per row of each of the last passes over prompts
         self._prompt_rows: deque[float] = deque(maxlen=_WINDOW)
         self._num_passes = 0
         self._next_plain = 0
@@ -200,7 +211,11 @@ class CostModel:
         self._per_token = slope / at_zero if at_zero > 0.0 else 0.0
 
     def learn_prompt(self, rows: int, seconds: float) -> None:
-        """Record a forward pass that reads prompts; its arithmetic has another efficiency."""
+        """Record a forward pass that reads prompts.
+
+        These passes are recorded apart, because with many rows the arithmetic has another
+        efficiency.
+        """
         self._prompt_rows.append(seconds / rows)
 
     @property
@@ -209,12 +224,11 @@ class CostModel:
         return usual(self._prompt_rows) if self._prompt_rows else None
 
     def costs(self, context: int) -> CostCurve | None:
-        """Return the present costs.
+        """Return the cost curve for ``context`` cached tokens, summed over the requests.
 
-        ``None`` before the first plain pass, and long after the last one.
-
-        ``context`` is the number of cached tokens, summed over the requests. ``None`` asks for a
-        plain pass, because drafting is compared with plain decoding.
+        The result is ``None`` if a forward pass without draft tokens must be measured first,
+        because drafting is compared with such passes: before the first one, and 256 passes after
+        the last one.
         """
         if self._num_passes >= self._next_plain:
             return None
@@ -235,8 +249,8 @@ class CostModel:
         level.middle = median_low(level.costs)
         level.latest = self._num_passes
         if level.middle == before and not self._experts:
-            # the line would differ only in the weights of its points; with experts, the overlap
-            # moves them
+            # Only weights of the points have changed, so the line would move little. With experts,
+            # it would also move with the overlap.
             return
         line = _Regression()
         now = self._num_passes
@@ -246,14 +260,15 @@ class CostModel:
         for number, level in [*self._levels.items()]:
             weight = _KEEP ** (now - level.latest)
             read = curve.read_bytes(number)
-            if weight < 0.01:  # that of the prior
+            if weight < 0.01:  # 0.01 is the weight of the prior's second point
                 del self._levels[number]
                 continue
             cost = level.middle * read
             if level.middle > 1.05 or curve.start + curve.slope * number > read:
                 line.add(number, cost, weight / (cost * cost))
         self._start, self._slope = line.line(0.0)
-        if self._start + self._slope > 1.0:  # a pass of one row is the unit
+        # at one row, the line must not exceed the unit, a pass of one row
+        if self._start + self._slope > 1.0:
             self._slope = line.slope_through(1.0, 1.0)
             self._start = 1.0 - self._slope
 
@@ -264,7 +279,10 @@ def _expected_experts_read(rows: int, overlap: float) -> float:
 
 
 def _overlap(rows: int, experts_read: float) -> float:
-    """Return the overlap at which ``rows`` rows, at least 2, read ``experts_read``."""
+    """Return the overlap with which ``rows`` rows, at least 2, would read ``experts_read`` experts.
+
+    ``experts_read`` is relative to one row; the result inverts :func:`_expected_experts_read`.
+    """
     low = 0.0
     high = 1.0
     for _ in range(20):
@@ -277,5 +295,5 @@ def _overlap(rows: int, experts_read: float) -> float:
 
 
 def usual(values: Collection[float]) -> float:
-    """Return the lower third of a few measured values."""
+    """Return the lower third of a few measured durations, as disturbances only prolong them."""
     return sorted(values)[(len(values) - 1) // 3]

@@ -1,4 +1,4 @@
-"""Keys of a GGUF file: typed access, and keys of unsupported computations.
+"""Reader of the metadata of a GGUF file: typed values, and errors for unsupported computations.
 
 Source of keys and rules: ``conversion/*.py``, ``src/models/*.cpp`` and ``src/llama-context.cpp`` of
 llama.cpp.
@@ -15,8 +15,9 @@ from pronk.checkpoint.config import MAX_EXPERTS, MixtureConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import check_positive
 
-# Keys that turn on computations, with the values that turn them off. Other values raise an error,
-# unless the function of the architecture reads the key.
+# Keys of computations that most architectures do without, each with the values that leave the
+# computation out. Any other value raises an error, unless the parser of the architecture reads the
+# key.
 _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(
         "attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank "
@@ -42,34 +43,37 @@ _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
         "rope.scaling.yarn_attn_factor".split(),
         (1,),
     ),
-    "expert_gating_func": (0, 1, 3),  # 1: softmax of all scores, 3: of those of the chosen experts
+    # softmax: 1 over the scores of all experts, 3 over those of the chosen experts
+    "expert_gating_func": (0, 1, 3),
     "rope.scaling.yarn_ext_factor": (1, -1),
 }
 
 
 class GgufReader:
-    """Typed access to the metadata keys ``ARCHITECTURE.KEY``.
+    """Typed access to the metadata of a GGUF file, such as ``llama.block_count``.
 
-    Invalid values raise a ConfigError.
+    Methods take the part of the key after the architecture, such as ``block_count``. A value of a
+    wrong type or out of range raises a ConfigError.
     """
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
-        self.used: set[str] = set()  # keys that were read
+        self.used: set[str] = set()  # keys that were read; see check_unsupported()
 
     def label(self, key: str) -> str:
-        """Return the path of the file and the full key, for error messages."""
+        """Return ``FILE: ARCHITECTURE.KEY``, for error messages."""
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def refuse(self, key: str, problem: str) -> NoReturn:
-        """Raise a ConfigError with the file, the key and a problem."""
+        """Raise a ConfigError with the message ``FILE: ARCHITECTURE.KEY: problem``."""
         refuse(self.label(key), problem, ConfigError)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or ``default`` if absent.
+        """Return the value of a key, or ``default`` if the file lacks the key.
 
-        An array must hold the same value for all layers.
+        If the value is an array with an element per layer, all elements must be equal, and one of
+        them is returned.
         """
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
@@ -81,11 +85,14 @@ class GgufReader:
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None, maximum: int = 2**31 - 1) -> int:
-        """Return an integer from 1 to ``maximum``."""
+        """Return the value of a key, an integer from 1 to ``maximum``; ``default`` if absent."""
         return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
     def per_layer(self, key: str, num_layers: int) -> list[int]:
-        """Return an integer for each layer, of which all that are not 0 are equal."""
+        """Return the value of a key for each layer: integers from 0, equal except where they are 0.
+
+        A value that is not an array is that of all layers.
+        """
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         values = value if isinstance(value, list) else [value] * num_layers
@@ -102,17 +109,17 @@ class GgufReader:
         return values
 
     def number(self, key: str, default: float | None = None, bound: float = 0) -> float:
-        """Return a number above ``bound``."""
+        """Return the value of a key, a number above ``bound``; ``default`` if the key is absent."""
         return shortest_decimal(check_positive(self.label(key), self.get(key, default), bound))
 
     def optional_number(self, key: str) -> float | None:
-        """Return a number above 0, or ``None`` if the key is absent or 0."""
+        """Return the value of a key, a number above 0; ``None`` if the key is absent or 0."""
         return self.number(key) if self.get(key) else None
 
     def mixture(self, num_layers: int, *, bias: bool = False) -> MixtureConfig | None:
-        """Return the experts of all layers, whose weights sum to 1.
+        """Return the mixture of experts that every layer has; ``None`` if the file has no experts.
 
-        ``None`` if the file has no experts.
+        The weights of a row's experts sum to 1. ``bias``: whether experts have biases.
         """
         if not self.get("expert_count"):
             return None
@@ -125,12 +132,12 @@ class GgufReader:
     def windows(
         self, num_layers: int, period: int, size: int | None = None
     ) -> tuple[int | None, ...]:
-        """Return the sliding window of each layer.
+        """Return the sliding window of each layer in tokens, ``None`` for full attention.
 
-        All ``None`` if the key and ``size`` are absent or 0.
-
-        ``attention.sliding_window_pattern`` says which layers have a window: a boolean for each
-        layer, or the period of the layers without one, by default ``period``.
+        The size of the window is ``attention.sliding_window``, by default ``size``; without either,
+        or with 0, all layers have full attention. ``attention.sliding_window_pattern`` says which
+        layers have a window: it is an array of a boolean per layer, or a number n such that every
+        n-th layer has full attention. By default n is ``period``.
         """
         key = "attention.sliding_window_pattern"
         size = (
@@ -149,7 +156,11 @@ class GgufReader:
         return tuple(size if slides else None for slides in pattern)
 
     def check_unsupported(self) -> None:
-        """Raise a ConfigError if a key that was not read turns on a computation."""
+        """Raise a ConfigError if the file asks for a computation that the parser ignores.
+
+        This is the case if a key of :data:`_UNSUPPORTED_KEYS` was not read and has another value
+        than those that leave the computation out.
+        """
         for key, off_values in _UNSUPPORTED_KEYS.items():
             if key in self.used:
                 continue
@@ -173,6 +184,9 @@ class GgufReader:
 
 
 def shortest_decimal(value: float) -> float:
-    """Return 7 digits of ``value`` if their float32 is equal: 1e-05 for 9.999999747378752e-06."""
+    """Return ``value`` rounded to 7 digits if both are the same float32, else ``value``.
+
+    GGUF files store float32: 9.999999747378752e-06 is 1e-05.
+    """
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value

@@ -189,7 +189,8 @@ class Inventory:
         """
         if not isinstance(self.checkpoint, GgufCheckpoint) or source.expert is not None:
             return (source.shape,)
-        return (source.shape, tuple(size for size in source.shape if size > 1))
+        flat = tuple(size for size in source.shape if size > 1)
+        return (source.shape,) if flat == source.shape else (source.shape, flat)
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
         folder = self.checkpoint.folder

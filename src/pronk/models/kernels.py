@@ -3,8 +3,9 @@
 The self-check runs before a model is loaded and takes 0.2 to 0.4 s. If it passes, an empty file in
 ``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later
 processes skip it. It computes matrix products and small decoder layers, with attention, a short
-convolution and a mixture of experts, each in batches of several sizes. For all batches, the bits of
-the results must be the same, and must differ from NumPy's in float64 by a small tolerance only.
+convolution, a recurrence and a mixture of experts, each in batches of several sizes. For all
+batches, the bits of the results must be the same, and must differ from NumPy's in float64 by a
+small tolerance only.
 Argmax and sampling are compared with NumPy.
 """
 
@@ -22,7 +23,13 @@ import numpy as np
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
-from pronk.checkpoint.config import ConvolutionConfig, MixtureConfig, ModelConfig, llama_config
+from pronk.checkpoint.config import (
+    ConvolutionConfig,
+    MixtureConfig,
+    ModelConfig,
+    RecurrentConfig,
+    llama_config,
+)
 from pronk.checkpoint.formats.matrix import Bits
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
 from pronk.checkpoint.rope import RopeTable
@@ -45,8 +52,9 @@ _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
 # numbers of experts, and of tokens of a short convolution, of the checked layers
 _EXPERTS = 5
 _TAPS = 3
+_VALUE_DIM = 24  # size of a value head of the checked recurrence
 
-_LayerKind = Literal["attention", "convolution", "experts"]
+_LayerKind = Literal["attention", "convolution", "experts", "recurrence"]
 
 
 @cache
@@ -229,6 +237,16 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
     if kind == "convolution":
         sizes |= {"gates": (3 * 64, 64), "filter": (64, _TAPS)}
         config = dataclasses.replace(config, convolution=ConvolutionConfig(_TAPS, (True,)))
+    elif kind == "recurrence":
+        recurrent = RecurrentConfig((True,), 2, 4, 8, _VALUE_DIM, _TAPS)
+        sizes |= {
+            "mixer_in": (recurrent.num_channels + recurrent.num_outputs, 64),
+            "mixer_gates": (2 * recurrent.value_heads, 64),
+            "filter": (recurrent.num_channels, _TAPS),
+            "decay": (2, recurrent.value_heads),
+            "out": (64, recurrent.num_outputs),
+        }
+        config = dataclasses.replace(config, recurrent=recurrent)
     else:
         sizes["qkv"] = (sum(config.qkv_sizes), 64)
     if kind == "experts":
@@ -266,6 +284,10 @@ class _LayerRunner:
                     experts.set(number, Linear(backend, matrix, None, experts.layout, None))
             elif name == "filter":
                 layer.filter = weight
+            elif name == "decay":
+                layer.decay_rate = -np.abs(weight[0].astype(np.float32))
+                layer.decay_bias = weight[1].astype(np.float32)
+                layer.mixer_norm = Norm.of(config, np.ones(_VALUE_DIM))
             else:
                 setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
@@ -282,7 +304,9 @@ class _LayerRunner:
         length = self.block_table.length
         config = self.decoder.config
         self.cache.prepare(self.block_table, length + len(tree))
-        batch = ForwardBatch([BatchEntry(self.block_table, tree)])
+        stop = length + len(tree)
+        num_final = stop if tree.main_chain == len(tree) else 0
+        batch = ForwardBatch([BatchEntry(self.block_table, tree, num_final=num_final)])
         program = self.decoder.backend.program(config.hidden_size, self.dtype, self.cache)
         program.embed(self.decoder)
         self.decoder.layers[0].compile(program, 0)
@@ -295,6 +319,8 @@ class _LayerRunner:
 def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
     """Return the layer's output for a text by NumPy in float64, ``[tokens, hidden]``."""
     branch = _attention if config.convolution is None else _convolution
+    if config.recurrent is not None:
+        branch = _recurrence
     x = x + branch(config, weights, _norm(config, x)) @ weights["out"].T
     rows = _norm(config, x)
     if config.mixture is None:
@@ -317,13 +343,48 @@ def _norm(config: ModelConfig, rows: Array) -> Array:
 
 def _mlp(rows: Array, up: Array, down: Array) -> Array:
     gate, linear = np.split(rows @ up.T, 2, axis=-1)
-    return (gate / (1.0 + np.exp(-gate)) * linear) @ down.T
+    return (_silu(gate) * linear) @ down.T
 
 
 def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
     b, c, x = np.split(rows @ weights["gates"].T, 3, axis=-1)
     states = np.concatenate((np.zeros((_TAPS - 1, len(b[0]))), b * x))
     return c * sum(weights["filter"][:, tap] * states[tap : tap + len(b)] for tap in range(_TAPS))
+
+
+def _recurrence(config: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+    recurrent = config.recurrent
+    assert recurrent is not None
+    inputs, gates = np.split(rows @ weights["mixer_in"].T, [recurrent.num_channels], axis=1)
+    padded = np.concatenate((np.zeros((_TAPS - 1, recurrent.num_channels)), inputs))
+    mixed = sum(weights["filter"][:, tap] * padded[tap : tap + len(rows)] for tap in range(_TAPS))
+    num_keys = recurrent.key_heads * recurrent.key_dim
+    queries, keys, values = np.split(_silu(mixed), [num_keys, 2 * num_keys], axis=1)
+    shape = (len(rows), recurrent.key_heads, recurrent.key_dim)
+    group = recurrent.value_heads // recurrent.key_heads
+    q = _unit(queries.reshape(shape)).repeat(group, axis=1) / recurrent.key_dim**0.5
+    k = _unit(keys.reshape(shape)).repeat(group, axis=1)
+    v = values.reshape(len(rows), recurrent.value_heads, recurrent.value_dim)
+    beta, decay = np.split(rows @ weights["mixer_gates"].T, 2, axis=1)
+    beta = 1.0 / (1.0 + np.exp(-beta))
+    rate, bias = weights["decay"]
+    decay = np.exp(-np.abs(rate) * np.log1p(np.exp(decay + bias)))
+    state = np.zeros((recurrent.value_heads, recurrent.key_dim, recurrent.value_dim))
+    outputs = np.empty_like(v)
+    for t in range(len(rows)):
+        state = decay[t][:, None, None] * state
+        delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+        state = state + k[t][:, :, None] * delta[:, None]
+        outputs[t] = np.einsum("hkv,hk->hv", state, q[t])
+    return _norm(config, outputs).reshape(len(rows), -1) * _silu(gates)
+
+
+def _silu(x: Array) -> Array:
+    return x / (1.0 + np.exp(-x))
+
+
+def _unit(x: Array) -> Array:
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
 
 
 def _attention(config: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights a backend has packed, and norms."""
+"""Linear layers, whose weights a backend has packed for its matrix products; and norms."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from pronk.models.backend import AnyMatrix, Backend, Matrix
 
 
-# a weight ``[outputs, inputs]`` in a form that checkpoints have
+# Weight ``[outputs, inputs]`` of a linear layer as a checkpoint has it: floats, or quantized.
 AnyWeight = Array | QuantizedMatrix | BlockMatrix
 
 
 class WeightLayout(NamedTuple):
-    """Properties of a linear layer that determine order and precision of the packed weights."""
+    """Properties of a linear layer that decide the order and precision of its packed weights."""
 
-    # Number of outputs that the kernels pad together to whole blocks of 16: ``head_dim`` for heads;
-    # ``None``: all.
+    # Number of adjacent outputs that the kernels pad together to whole blocks of 16: ``head_dim``
+    # if the outputs are attention heads. ``None``: all outputs are padded together.
     unit: int | None = None
-    # whether the outputs are those of the gate, then of the up projection, as in SwiGLU
+    # whether the first half of the outputs are gates, and the second half the values to multiply
+    # with the activated gates, as in SwiGLU
     gated: bool = False
     head: bool = False  # whether this is the LM head, for which 4 bits are too imprecise
-    # keep plain weights and the bias in float32: rounding a router's could change the choice
+    # whether plain weights and the bias stay in float32: for the router of a mixture of experts,
+    # because rounded scores could choose other experts
     exact: bool = False
     # whether the kernels accept several matrices, of which each has a format of its own
     several: bool = False
@@ -51,12 +53,15 @@ class Norm:
     """A norm over the features of a row: RMSNorm, or LayerNorm with ``bias``."""
 
     weight: Array  # float32 ``[features]``
-    bias: Array | None  # float32 ``[features]``; ``None`` means RMSNorm
+    bias: Array | None  # float32 ``[features]``; LayerNorm has a bias, RMSNorm has none (``None``)
     eps: float
 
     @classmethod
     def of(cls, config: ModelConfig, weight: Array, bias: Array | None = None) -> Norm:
-        """Return a norm of the model's type; the numbers are converted to float32."""
+        """Return a norm of the type in ``config``, with its numbers in float32.
+
+        The type is LayerNorm, which needs a ``bias``, or RMSNorm, which has none.
+        """
         assert (config.norm == "layer") == (bias is not None), "expected a bias for LayerNorm only"
         return cls(
             weight.astype(FLOAT32), None if bias is None else bias.astype(FLOAT32), config.norm_eps
@@ -67,7 +72,7 @@ class Linear:
     """Linear layer ``y = x Wᵀ + b`` with packed weights.
 
     The :class:`~pronk.models.program.Program` of a whole model uses ``packed``. :meth:`logits`
-    computes only this layer, and is for layouts without heads and gate.
+    computes only this layer, whose layout must have no ``unit`` and must not be ``gated``.
     """
 
     def __init__(
@@ -82,10 +87,11 @@ class Linear:
         self.in_features: int = weight.shape[1]
         self.backend = backend
         self.layout = layout
-        self.scale: float = 1.0  # factor of the outputs
-        self.cap: float | None = None  # soft cap of the outputs
-        # This layer's part of each adapter, by the adapter's number; ``None``: the adapter leaves
-        # this layer unchanged.
+        self.scale: float = 1.0  # number by which the outputs are multiplied
+        # c in ``c · tanh(output / c)``, which limits the outputs; ``None``: no limit
+        self.cap: float | None = None
+        # For each adapter of the model, by the adapter's number: what the adapter adds to this
+        # layer, packed. ``None``: the adapter leaves this layer unchanged.
         self.adapters: list[Any] = []
         self.packed: Matrix = backend.pack(
             weight, bias, unit=layout.unit, gated=layout.gated, cache=cache
@@ -94,11 +100,14 @@ class Linear:
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """Layers with one matrix each, whose concatenated outputs are those of this layer."""
+        """The layers that this layer consists of: itself.
+
+        A :class:`StackedLinear` has several parts, whose outputs are concatenated.
+        """
         return (self,)
 
     def logits(self, x: Array) -> Array:
-        """Return ``y``, float32 ``[rows, out]``, for ``x`` ``[rows, in]``."""
+        """Return the layer's outputs, float32 ``[rows, out]``, for inputs ``x`` ``[rows, in]``."""
         runs_alone = self.layout.unit is None and not self.layout.gated
         assert runs_alone, (
             "expected a layout without heads and gate, found that of a qkv or gated up projection"
@@ -115,9 +124,9 @@ class Linear:
 
 
 class StackedLinear:
-    """Linear layers with the same input and concatenated outputs.
+    """Linear layers with the same input, whose outputs are concatenated.
 
-    Their weight formats may differ.
+    The layers are separate because the formats of their weights may differ.
     """
 
     def __init__(self, parts: Sequence[Linear]) -> None:
@@ -127,13 +136,15 @@ class StackedLinear:
 
 
 class Experts:
-    """Linear layers of one shape and format, of which each row uses those of its experts.
+    """Linear layers of a mixture of experts, one per expert, of equal shape and format.
+
+    Each row passes through the layers of the experts that the router chose for the row.
 
     Attributes:
         mixture: number of experts, and how they are chosen.
         layout: how to pack the layers.
-        gathers: whether the outputs of a row's experts are added up, times the weights of the
-            router; otherwise each expert of a row has its own outputs.
+        gathers: True if the outputs of a row's experts are added up, each times the router's
+            weight of the expert. False if each expert of a row has outputs of its own.
     """
 
     def __init__(self, mixture: MixtureConfig, layout: WeightLayout, *, gathers: bool) -> None:
@@ -144,13 +155,13 @@ class Experts:
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The layer of each expert."""
+        """The layer of each expert, in the order of the experts' numbers."""
         return [self._linears[number] for number in range(len(self._linears))]
 
     def set(self, number: int, linear: Linear) -> None:
-        """Set the layer of an expert (from 0).
+        """Set the layer of expert ``number`` (from 0).
 
-        Raise a ValueError if its format is not that of the others.
+        Raise a ValueError if its weights have another format than those of the other experts.
         """
         other = next(iter(self._linears.values()), linear).packed.format
         if linear.packed.format != other:
@@ -165,13 +176,19 @@ def choose_linear(
     release: Callable[[], None] = lambda: None,
     cache: WeightCache | None = None,
 ) -> LinearFactory:
-    """Return a function that builds the linear layers of a model, which ``backend`` computes.
+    """Return a function that packs a weight for ``backend`` and returns the linear layer.
 
-    ``weights``: ``"plain"`` keeps the precision of the checkpoint; ``"int8"`` and ``"int4"``
-    quantize the weights that the checkpoint does not (the LM head always to 8 bits), and raise an
-    OptionError without kernels. ``release`` is called after each quantized slice of a weight, to
-    free pages of the mapped checkpoint. ``cache`` has packed blocks of earlier loads, and is where
-    others are added.
+    Args:
+        backend: backend that computes the layers.
+        weights: ``"plain"`` keeps the precision of the checkpoint. ``"int8"`` and ``"int4"``
+            quantize the weights that are not quantized in the checkpoint, the LM head always to 8
+            bits.
+        release: called after each slice of a weight is quantized, to free pages of the mapped
+            checkpoint.
+        cache: packed weights of earlier loads, which are reused; newly packed weights are added.
+
+    Raises:
+        OptionError: ``weights`` is unknown, or quantizes without pronk's kernels.
     """
     check_choice("weights", weights, WEIGHTS)
     if weights != "plain" and not backend.keeps_quantized:

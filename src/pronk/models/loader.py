@@ -2,7 +2,7 @@
 
 Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype.
 An unquantized embedding is not copied: its rows are read from the mapped file. Quantized weights
-stay quantized for the kernels, and are dequantized for torch.
+stay quantized with pronk's kernels, and are dequantized for the back end torch.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import plan_tensors
 from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 
-# Minimum number of values of a tensor that a fingerprint covers, evenly spaced; a smaller tensor is
-# covered whole.
+# Minimum number of values of a tensor that enter a fingerprint, evenly spaced. Of a smaller tensor,
+# all values do.
 _SAMPLES = 4096
 # Older checkpoints have the quantization config in a separate file, whose name implies the
 # ``quant_method``.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-# Options of transformers in ``generation_config.json`` that are not read, with values that change
-# nothing.
+# Options of transformers in ``generation_config.json`` that pronk ignores, with the value of each
+# that changes nothing. Any other value raises a warning.
 _OTHER_GENERATION_KEYS: dict[str, float | None] = {
     **dict.fromkeys(
         (
@@ -66,12 +66,18 @@ _OTHER_GENERATION_KEYS: dict[str, float | None] = {
 def read_config(
     folder: Path, opened: GgufCheckpoint | None = None, context: int | None = None
 ) -> ModelConfig:
-    """Read the config of a model folder or GGUF file, which may be ``opened`` already.
+    """Read the config of a model folder or GGUF file.
 
-    End-of-text ids in ``generation_config.json`` override those in ``config.json``; its sampling
-    options, or those of the GGUF file, are in ``sampling``. ``name`` is ``general.name`` of a GGUF
-    file, or the last part of ``_name_or_path`` in ``config.json``. ``context`` is the maximum
-    number of tokens of a text, prompt and output; ``None``: that of the model.
+    ``eos_token_id`` in ``generation_config.json`` overrides that in ``config.json``. The field
+    ``sampling`` has the sampling options that ``generation_config.json`` or the GGUF file
+    recommends. The field ``name`` is ``general.name`` of a GGUF file, or the last part of
+    ``_name_or_path`` in ``config.json``.
+
+    Args:
+        folder: model folder, or GGUF file.
+        opened: the GGUF file, if it is open already.
+        context: maximum number of tokens of a text, prompt and output; ``None``: that of the
+            model.
 
     Raises:
         CheckpointError: the config is invalid or not supported.
@@ -90,7 +96,7 @@ def read_config(
 
 
 def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfig:
-    """Return the config for the longest context, before :meth:`ModelConfig.for_context`."""
+    """Return the config of a model without a limit of the context by the user."""
     if is_gguf(folder):
         opened = opened or GgufCheckpoint(folder)
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
@@ -125,10 +131,7 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
 
 
 def _as_name(value: object) -> str:
-    """Return the name in a metadata value: the last part of ``owner/name``.
-
-    The name is empty if the value is no text.
-    """
+    """Return the last part of a name ``owner/name``; empty if ``value`` is no text."""
     if not isinstance(value, str):
         return ""
     _, _, name = value.rstrip("/").rpartition("/")
@@ -136,7 +139,7 @@ def _as_name(value: object) -> str:
 
 
 def _warn_of_other_options(generation: dict[str, Any], file: Path) -> None:
-    """Warn of options in ``generation_config.json`` that only transformers honours."""
+    """Warn of options in ``generation_config.json`` that transformers honours and pronk ignores."""
     values = {key: generation.get(key) for key in _OTHER_GENERATION_KEYS}
     found = [
         key
@@ -150,9 +153,9 @@ def _warn_of_other_options(generation: dict[str, Any], file: Path) -> None:
 
 
 def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the quantization config from its own file.
+    """Return ``{"quantization_config": …}`` from a separate file of an older checkpoint.
 
-    ``{}`` if it is in ``raw`` or does not exist.
+    ``{}`` if the config ``raw`` already has one, or no such file exists.
     """
     for name, method in _QUANTIZATION_FILES.items():
         if (
@@ -169,7 +172,7 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_dtype(name: str, config: ModelConfig) -> DType:
-    """Return the dtype called ``name``; ``auto`` is the dtype in the config."""
+    """Return the NumPy dtype called ``name``; ``auto`` means the dtype that ``config`` has."""
     check_choice("dtype", name, ("auto", *DTYPES))
     return DTYPES[config.dtype if name == "auto" else name]
 
@@ -187,13 +190,19 @@ def load_decoder(
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, packed by ``backend``.
 
-    ``source`` is the path, or an open GGUF file.
-
     An unquantized embedding and learned positions are views of the mapped file, with the file's
-    dtype. For ``weights``, see :func:`~pronk.models.linear.choose_linear`. ``split`` selects the
-    shard of this process in tensor parallelism. ``cache`` has packed weights of earlier loads, and
-    is saved if it lacked some. ``on_progress`` receives the number of bytes read so far, and the
-    total.
+    dtype.
+
+    Args:
+        source: path of the model, or an open GGUF file.
+        config: config of the model.
+        dtype: data type of the unquantized weights.
+        backend: backend that computes the model.
+        weights: ``plain``, or ``int8`` or ``int4`` to quantize what the checkpoint does not
+            (:func:`~pronk.models.linear.choose_linear`).
+        split: shard of this process in tensor parallelism.
+        cache: packed weights of earlier loads; weights that it lacks are added and saved.
+        on_progress: called with the number of bytes read so far, and the total.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or
@@ -204,8 +213,8 @@ def load_decoder(
     linear = choose_linear(backend, weights, checkpoint.release, cache)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # Embeddings; then a tied LM head, which refers to one; then other parts, the largest first,
-    # while memory is free.
+    # Order of loading: first embeddings, which a tied LM head needs; then the tied LM head; then
+    # the other parts, the largest first, while most memory is free.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     decoder = Decoder(config, backend, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, linear, split)
@@ -234,8 +243,9 @@ def load_decoder(
 class Fingerprint:
     """Identity of a checkpoint: family and sizes in words, and a hash of 16 hexadecimal digits.
 
-    A trained drafter recognizes its model by it. The hash covers a sample of every tensor, so that
-    it is fast for any size, and does not depend on the distribution of the tensors over files.
+    A trained drafter has the fingerprint of its target, so that it is not used with another model.
+    The hash covers a sample of every tensor, so that it is fast for any size, and does not depend
+    on the distribution of the tensors over files.
     """
 
     architecture: str
@@ -243,13 +253,13 @@ class Fingerprint:
 
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
-        """Compute the fingerprint of a model folder or a GGUF file."""
+        """Compute the fingerprint of the model in a folder or a GGUF file."""
         architecture = describe_architecture(read_config(folder))
         checkpoint = open_checkpoint(folder)
         digest = sha256(architecture.encode())
         for name in sorted(checkpoint):
             if isinstance(checkpoint, GgufCheckpoint):
-                values = checkpoint.raw_bytes(name)  # without dequantization
+                values = checkpoint.raw_bytes(name)  # quantized blocks as they are, not dequantized
             else:
                 values = checkpoint.tensor(name).reshape(-1)
             sample = values[:: max(1, len(values) // _SAMPLES)].astype(FLOAT32)
@@ -262,7 +272,7 @@ class Fingerprint:
 
 
 def describe_architecture(config: ModelConfig) -> str:
-    """Return family and sizes of a model in words."""
+    """Return family and sizes of a model in words: "llama of 30 layers, hidden size 576, …"."""
     return (
         f"{config.family} of {config.num_layers} layers, hidden size {config.hidden_size}, "
         f"{config.num_heads} "

@@ -32,12 +32,14 @@ _OUTPUTS_PER_SLICE = 1024  # number of rows of a matrix that are dequantized at 
 
 
 class WeightPlacer:
-    """Builds the parts of a decoder from checkpoint tensors.
+    """Builds the parts of a decoder, one by one, from the tensors of a checkpoint.
 
-    ``linear`` is a function for linear layers.
-
-    Unquantized weights are converted to ``dtype``. ``split`` selects the shard of this process in
-    tensor parallelism.
+    Args:
+        decoder: decoder whose attributes are set.
+        inventory: reader of the checkpoint's tensors.
+        dtype: data type to which unquantized weights are converted.
+        linear: function that builds a linear layer from a weight.
+        split: shard of this process in tensor parallelism, ``None`` for the whole model.
     """
 
     def __init__(
@@ -58,20 +60,20 @@ class WeightPlacer:
 
     @property
     def notes(self) -> list[str]:
-        """List of one warning, if gated matrices had to be dequantized; else empty."""
+        """List of one warning, if stacked matrices had to be dequantized; else empty."""
         if not self._num_unfused:
             return []
-        found = f"{self._num_unfused} gated matrices are dequantized to {self.dtype}"
-        return [f"{found}: their two halves have different formats"]
+        found = f"{self._num_unfused} stacked matrices are dequantized to {self.dtype}"
+        return [f"{found}: their parts have different formats"]
 
     def place(self, part: DecoderPart) -> None:
-        """Load a part of the decoder, and set it in the decoder."""
+        """Load one part of the decoder, such as a norm, and set the decoder's attribute."""
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get(path)
         if part.kind == "table":
             setattr(parent, name, self._table(part.weight[0]))
         elif not part.weight and self.decoder.table is not None:
-            # an LM head tied to a quantized embedding
+            # the LM head is tied to a quantized embedding, so it is the same linear layer
             setattr(parent, name, self.decoder.table)
         elif isinstance(parent, Experts):
             self._set_expert(parent, int(name), part)
@@ -113,9 +115,10 @@ class WeightPlacer:
         return -np.exp(values) if part.log_decay else values
 
     def _table(self, source: CheckpointTensor) -> Array:
-        """Load an embedding.
+        """Load an embedding ``[vocab, hidden]``.
 
-        If it stays quantized, set ``decoder.table`` and return an empty array.
+        If its rows stay quantized, set ``decoder.table`` to a linear layer with them, and return an
+        array of 0 rows.
         """
         if not self.inventory.is_quantized(source):
             return self.inventory.tensor(source)
@@ -143,7 +146,10 @@ class WeightPlacer:
         )
 
     def _pack(self, weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
-        """Build a linear layer; raise a CheckpointError if blocks of a file are damaged."""
+        """Build a linear layer.
+
+        Raise a CheckpointError if a GGUF file's blocks of numbers are damaged.
+        """
         if not isinstance(weight, BlockMatrix):
             return self.linear(weight, bias, layout)
         names = " or ".join(dict.fromkeys(rows.name for rows in weight.parts))
@@ -154,7 +160,7 @@ class WeightPlacer:
     def _blocks(
         self, sources: Sequence[CheckpointTensor], layout: WeightLayout
     ) -> list[BlockMatrix] | None:
-        """Return matrices in the blocks of a GGUF file, stacked by type.
+        """Return tensors as blocks of a GGUF file, neighbours of one quantization type stacked.
 
         ``None`` if that is impossible.
 
@@ -174,14 +180,18 @@ class WeightPlacer:
         return stacked if len(stacked) == 1 or layout.several else None
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[_Matrix]:
-        """Return a layer's weight: one stacked matrix, or several if their formats differ."""
+        """Return a layer's weight: one matrix stacked of all its tensors, or several matrices.
+
+        Several matrices are for qkv layers whose tensors have different quantization formats.
+        """
         if not any(self.inventory.is_quantized(source) for source in part.weight):
             return [self._plain_weight(part, layout)]
         sizes = [source.part_shape for source in part.weight]
         shapes = [size[::-1] if part.transposed else size for size in sizes]
         rows = [shape[0] for shape in shapes]
         inputs = shapes[0][1]
-        # All codes are read into one allocation, so that stacking needs no copy.
+        # All codes (quantized integers) are read into one allocation, so that stacking needs no
+        # copy.
         codes = mapped_zeros((sum(rows), inputs), UINT8)
         weights = list[_Matrix]()
         for source, codes_of_source in zip(part.weight, split_rows(codes, rows), strict=True):
@@ -199,7 +209,10 @@ class WeightPlacer:
         return fused
 
     def _plain_weight(self, part: DecoderPart, layout: WeightLayout) -> Array:
-        """Return a layer's weight of unquantized tensors; a tied LM head has none of its own."""
+        """Return a layer's weight ``[outputs, inputs]``, stacked of unquantized tensors.
+
+        A tied LM head has no tensors of its own; its weight is the embedding.
+        """
         weights = [self.inventory.tensor(source) for source in part.weight]
         if not weights:
             weights = [self.decoder.embedding]
@@ -208,7 +221,11 @@ class WeightPlacer:
         return self._stack(shards, transposed=part.transposed, dtype=dtype)
 
     def _fuse(self, weights: Sequence[_Matrix], codes: Array, *, transposed: bool) -> _Matrix:
-        """Stack weights; the matrix is quantized if all are, with the same order of inputs."""
+        """Stack weights along the outputs, whose quantized integers ``codes`` are already stacked.
+
+        The result is quantized if all weights are quantized and have the same order of inputs.
+        Otherwise it is dequantized.
+        """
         quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if self._keep_quantized and quantized:
             stacked = stack_matrices(quantized, codes) if len(quantized) == len(weights) else None
@@ -234,7 +251,10 @@ class WeightPlacer:
     def _shard_codes(
         self, part: DecoderPart, weights: Sequence[_Matrix]
     ) -> tuple[list[_Matrix], Array]:
-        """Return this process's shards of the weights, and one array with their codes."""
+        """Return this process's shards of the weights, and a new array with all their codes.
+
+        Codes are the integers of quantized weights.
+        """
         shards = [self._shard(part, number, weight) for number, weight in enumerate(weights)]
         inputs = next(
             (weight.shape[1] for weight in shards if isinstance(weight, QuantizedMatrix)), 0
@@ -268,8 +288,8 @@ class WeightPlacer:
         dtype = dtype or self.dtype
         if isinstance(single, np.ndarray) and single.dtype == dtype:
             return single
-        # Quantized matrices are ``[outputs, inputs]`` even if the checkpoint's other matrices are
-        # transposed.
+        # Quantized matrices are always ``[outputs, inputs]``, even if the checkpoint stores its
+        # other matrices as ``[inputs, outputs]``.
         weights = [
             weight.T if transposed and isinstance(weight, np.ndarray) else weight
             for weight in weights
@@ -285,7 +305,10 @@ class WeightPlacer:
 
 
 def _separate_halves(weight: Any) -> Any:
-    """Reorder outputs ``gate 0, up 0, gate 1, up 1, …``: the gates first, then the ups."""
+    """Return outputs in the order ``gate 0, gate 1, …, up 0, up 1, …``.
+
+    The outputs of ``weight`` are in the order ``gate 0, up 0, gate 1, up 1, …``.
+    """
     if isinstance(weight, QuantizedMatrix):
         return replace(
             weight, codes=_separate_halves(weight.codes), scale=_separate_halves(weight.scale)
@@ -294,12 +317,13 @@ def _separate_halves(weight: Any) -> Any:
 
 
 def _fill(target: Array, weight: _Matrix) -> None:
-    """Copy a weight into ``target``.
+    """Copy a weight into the rows of ``target``.
 
-    Dequantize a quantized one slice by slice, to save peak memory.
+    A quantized weight is dequantized slice by slice, to save peak memory.
     """
     if isinstance(weight, np.ndarray):
-        # a weight beyond float16 becomes infinity, and the logits tell
+        # A weight too large for float16 becomes infinity without a warning; then the logits are not
+        # finite, and sampling raises an error.
         with np.errstate(over="ignore"):
             target[:] = weight
         return

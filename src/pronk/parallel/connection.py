@@ -113,7 +113,7 @@ class PeerMessage(NamedTuple):
 
     kind: MessageKind
     values: list[Any]  # JSON values; the meaning depends on ``kind``
-    data: NDArray[np.uint8]  # ``[bytes]``
+    data: NDArray[np.uint8]  # raw bytes, uint8 ``[bytes]``
 
     @property
     def text(self) -> str:

@@ -59,7 +59,7 @@ class MirroredCache(PagedCache):
     can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.remote_pools: list[RemotePool] = []  # one per worker
+        self.remote_pools: list[RemotePool] = []  # records of the workers' pools, one per worker
         # Weak reference to a function that fetches KV rows. From a worker's pool and slots in it,
         # the function returns the KV rows, uint8 ``[slots, bytes]``, or ``None`` if the worker is
         # lost.
@@ -67,7 +67,7 @@ class MirroredCache(PagedCache):
             lambda: None
         )
         # Trees of the last forward pass, by the ``id`` of the request's block table; removed by
-        # :meth:`commit`.
+        # :meth:`commit_slots`.
         self.partitioned_trees: dict[int, PartitionedTree] = {}
         # Id of the committed token in each slot, int64 ``[slots]``.
         self.tokens = np.zeros(0, np.int64)
@@ -80,7 +80,7 @@ class MirroredCache(PagedCache):
         self.reset_remote_pools()
 
     def reset_remote_pools(self) -> None:
-        """Record that the workers' pools are empty, and must be resized as the driver's pool is."""
+        """Record that the workers' pools are empty, and must get the size of the driver's pool."""
         for remote_pool in self.remote_pools:
             remote_pool.reset(self.num_slots)
 
@@ -90,7 +90,11 @@ class MirroredCache(PagedCache):
         return self.remote_pools[-1]
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        """Prepare slots as :class:`PagedCache` does, and mark them as invalid in the workers."""
+        """Prepare slots as :class:`PagedCache` does.
+
+        The records of the workers' pools mark these slots as invalid, because their contents in the
+        driver's pool will change.
+        """
         super().prepare(block_table, tokens)
         if tokens > block_table.length:
             self._invalidate(self.slots(block_table, block_table.length, tokens))
@@ -102,7 +106,10 @@ class MirroredCache(PagedCache):
         self._invalidate(slice(new * size, (new + 1) * size))
 
     def write_block(self, block: int, data: bytes, tokens: Sequence[int]) -> None:
-        """Store a block and record its tokens; :meth:`prepare` has marked it invalid in workers."""
+        """Store the contents of a KV block, and record its tokens.
+
+        The records of the workers' pools mark the block as invalid since :meth:`prepare`.
+        """
         super().write_block(block, data, tokens)
         self.tokens[block * self.block_size : (block + 1) * self.block_size] = tokens
 

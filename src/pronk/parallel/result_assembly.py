@@ -1,4 +1,4 @@
-"""Tree parallelism: the rows that each process computes, and the assembly of their results.
+"""Tree parallelism: the rows of each process in a forward pass, and the joining of the results.
 
 *Logits rows* are the rows of an entry's logits, one for each node whose logits are needed. For
 shards of trees see :mod:`~pronk.parallel.tree_partition`.
@@ -25,9 +25,9 @@ FetchLogits = Callable[[int, Sequence[int]], Array | None]
 
 
 def own_logits_nodes(entry: BatchEntry, shard: TreeShard) -> list[int]:
-    """Return the nodes of a tree shard whose logits are needed.
+    """Return the nodes of a tree shard whose logits the driver needs.
 
-    Recomputed ancestors are left out.
+    Recomputed ancestors are left out: another process computes their logits.
     """
     return [node for node in shard.own_nodes if node in entry.logits_nodes]
 
@@ -70,13 +70,13 @@ class ScatteredLogits:
     """
 
     def __init__(self, rows: Array, recompute: Callable[[], Array]) -> None:
-        """Wrap an array of logits rows, which need not be filled yet.
+        """Wrap ``rows``, an array for logits rows that is filled later.
 
         ``recompute`` computes all rows in this process. It is called if a worker with rows is lost.
         """
-        self.rows = rows  # undefined in rows that have not been fetched
-        # By the index of a row that has not been fetched: ``(fetch, shard_row)``, so that
-        # ``fetch([shard_row])`` fetches the row.
+        self.rows = rows  # rows that have not been fetched have undefined values
+        # For each row that has not been fetched yet, by its index: the function that fetches rows
+        # from the worker that has it, and the index of the row in that worker's tree shard.
         self.remote_rows = dict[int, tuple[partial[Array | None], int]]()
         self._recompute = recompute
 
@@ -90,7 +90,8 @@ class ScatteredLogits:
         return self.rows[rows]
 
     def _fetch(self, rows: Sequence[int]) -> None:
-        missing = dict[partial[Array | None], dict[int, int]]()  # {fetch: {row: shard_row}}
+        # {function that fetches rows: {row: row of its shard}}.
+        missing = dict[partial[Array | None], dict[int, int]]()
         for row in rows:
             if row in self.remote_rows:
                 fetch, shard_row = self.remote_rows[row]
@@ -107,7 +108,7 @@ class ScatteredLogits:
 
 
 class AssembledResult:
-    """The result of a forward pass, assembled from the results of all processes."""
+    """The result of a forward pass, joined from the results of the driver and its workers."""
 
     def __init__(
         self,
@@ -116,9 +117,14 @@ class AssembledResult:
         collect: frozenset[int],
         recompute: Callable[[BatchEntry], Array],
     ) -> None:
-        """Allocate the result.
+        """Allocate the arrays of the result.
 
-        ``recompute`` computes an entry's logits in this process if a worker is lost.
+        Args:
+            entries: entries of the batch.
+            runner: model runner of the driver.
+            collect: numbers of the layers whose outputs are wanted, from 1.
+            recompute: returns all logits of an entry, computed in this process; called if a worker
+                with logits of the entry is lost.
         """
         config = runner.decoder.config
         cache = runner.cache

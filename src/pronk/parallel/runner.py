@@ -40,7 +40,8 @@ _AMORTIZATION_STEPS = 8
 # driver's forward pass.
 _TIMEOUT = 20.0
 _TIMEOUT_FACTOR = 10.0
-_PRIOR_EXCHANGE_SECONDS = 1e-3  # estimated seconds of an exchange before the first measurement
+# Seconds of a request to a worker and its answer, before the first measurement.
+_PRIOR_EXCHANGE_SECONDS = 1e-3
 _PRIOR_SECONDS_PER_BYTE = 1e-9  # estimated seconds to send a byte before the first measurement
 # Messages with fewer bytes are not measured, because their time is mostly latency.
 MIN_TIMED_BYTES = 2**18
@@ -58,18 +59,22 @@ class WorkerHandle:
     pool: RemotePool  # record of the contents of the worker's KV pool
     # Measured durations of the worker's forward passes.
     cost_model: CostModel = field(default_factory=CostModel)
-    # Seconds of recent exchanges: seconds of the step minus seconds of the slowest process's
-    # computation.
+    # Communication time of recent steps in seconds: duration of the step minus the computation time
+    # of the slowest process.
     exchange_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     idle_steps: int = 0  # number of steps since the worker last computed nodes
-    # Whether the pool is unused since it was resized. Its first step is not measured.
+    # Whether the worker has computed nothing since its pool was resized. The first step with a
+    # resized pool is not measured.
     has_new_pool: bool = True
     # Seconds per byte of recent messages to the worker.
     byte_times: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
 
     @property
     def exchange_seconds(self) -> float:
-        """Estimated seconds of an exchange; halves with every ``IDLE_HALF_LIFE`` idle steps."""
+        """Estimated seconds of an exchange with the worker: a request and its answer.
+
+        The estimate halves with every ``IDLE_HALF_LIFE`` steps in which the worker is not used.
+        """
         measured = median(self.exchange_times) if self.exchange_times else _PRIOR_EXCHANGE_SECONDS
         return measured * 0.5 ** (self.idle_steps / IDLE_HALF_LIFE)
 
@@ -84,7 +89,7 @@ class WorkerHandle:
             self.byte_times.append(seconds / size)
 
     def record_step(self, seconds: float, longest_pass: float) -> None:
-        """Record a step with this worker.
+        """Record the duration of a forward pass in which this worker computed nodes.
 
         Args:
             seconds: duration of the step.
@@ -136,7 +141,10 @@ class TreeRunner(ModelRunner):
         cache.fetch = WeakMethod(self._fetch_kv_rows)
 
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """Compute the trees of all requests, in several processes if that seems faster."""
+        """Compute the trees of all requests.
+
+        Several processes share the work if the measured costs say that this is faster.
+        """
         shards = self._partition(batch)
         if sum(bool(process_shard) for process_shard in shards) > 1:
             with uninterrupted():
@@ -160,9 +168,10 @@ class TreeRunner(ModelRunner):
     def _partition(self, batch: ForwardBatch) -> list[ProcessShard]:
         """Return the shards of all processes, the driver first.
 
-        No shards if only the driver can compute.
+        The list is empty if only the driver can compute this batch.
         """
-        # Only the driver has the KV rows of nodes that an earlier pass computed, and other caches.
+        # Only the driver has the KV rows of nodes that an earlier pass computed (num_computed), and
+        # the caches of other models (other_tables).
         needs_driver = any(entry.num_computed > 0 or entry.other_tables for entry in batch.entries)
         if not self.workers or needs_driver or batch.num_rows < 2:
             return []
@@ -178,9 +187,9 @@ class TreeRunner(ModelRunner):
         return partition_trees([entry.tree for entry in batch.entries], costs, communication)
 
     def _sync_seconds(self, worker: WorkerHandle, batch: ForwardBatch) -> float:
-        """Return the seconds to send the KV rows that a worker lacks, for one of several steps.
+        """Return one step's part of the seconds to send the KV rows that a worker lacks.
 
-        The rows serve ``_AMORTIZATION_STEPS`` steps.
+        The seconds are divided by ``_AMORTIZATION_STEPS``, because later steps use the rows, too.
         """
         missing = 0
         for entry in batch.entries:

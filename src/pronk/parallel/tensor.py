@@ -58,8 +58,11 @@ class SplitCache(PagedCache):
     can_compute_features = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.num_resizes = 0  # a worker that receives a new number resizes its own pool
-        # In the driver: copies for the workers to repeat before they compute more layers.
+        # Number of resizes, which each command contains: a worker that receives another number
+        # than before resizes its own pool.
+        self.num_resizes = 0
+        # In the driver: copies of KV slots that the workers must repeat before they compute more
+        # layers.
         self.moves = list[Moves]()
         super().__init__(*args, **options)
 
@@ -175,7 +178,7 @@ class TensorParallelExecutor(LayerExecutor):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            # After a Ctrl-C in the middle, workers would wait for this process.
+            # An interrupt in the middle would leave the workers waiting for this process.
             with uninterrupted():
                 start_time = perf_counter()
                 seconds_before = self.all_reduce.communication_seconds
@@ -258,8 +261,9 @@ class TensorParallelExecutor(LayerExecutor):
     def _stage_program(self, stage: str, index: int = 0) -> Program:
         """Return the cached program of a stage of the forward pass.
 
-        ``stage`` is ``embed``, ``attention``, ``mlp``, ``keep`` or ``head``. ``index`` is the layer
-        (from 0), for the stages of a layer.
+        ``stage`` is ``embed`` (the token embeddings), ``attention`` or ``mlp`` (the halves of a
+        layer), ``keep`` (saves the output of a layer as a feature) or ``head`` (the logits).
+        ``index`` is the number of the layer, from 0.
         """
 
         def make() -> Program:

@@ -143,7 +143,7 @@ def _find_cuts(
         [*accumulate((exchange + cost(rows) for rows in range(1, len(nodes) + 1)), max)]
         for cost, exchange in zip(costs, communication, strict=True)
     ]
-    # At first, the driver computes all nodes.
+    # The search begins with the division in which the driver computes all nodes.
     low = 0.0
     high = seconds[0][-1]
     ends = [len(nodes)] * len(costs)

@@ -30,7 +30,7 @@ def _parsing(message_name: str) -> Generator[None]:
 
 
 def _serialize_entry(entry: BatchEntry) -> list[Any]:
-    """Return the entry without the fields on sampling."""
+    """Return an entry as JSON values, without its fields on sampling."""
     block_table = entry.block_table
     tree = entry.tree
     nodes = entry.logits_nodes

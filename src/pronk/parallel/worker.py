@@ -87,7 +87,10 @@ class WorkerSettings(dict[str, Any]):
 
 
 class _FeatureOwner:
-    """Object for whose lifetime the KV pool saves outputs of layers."""
+    """Owner of the features that a worker asks its KV pool to save.
+
+    The pool saves the outputs of the requested layers as long as this object exists.
+    """
 
 
 class WorkerLoop:

@@ -26,7 +26,7 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
 
-# ``choose(node)`` returns the target's token after a node of the draft tree.
+# Function from a node of the draft tree to the target's token after this node.
 ChooseToken = Callable[[int], int]
 
 
@@ -48,7 +48,8 @@ def acceptance_rule(
     """
     rule = sampler.params.rule if sampler.params.rejects else "coupled"
     sampled = sampled or {}
-    decided_tokens: list[int] = []  # block rule: tokens for later calls, in reverse order
+    # block rule: tokens already decided for the next calls, the last one first
+    decided_tokens: list[int] = []
 
     def choose(node: int) -> int:
         if rule == "coupled":
@@ -67,10 +68,11 @@ def acceptance_rule(
 
 
 def _verify_chain(sampler: Sampler, tree: TokenTree, logits: Logits, node: int) -> list[int]:
-    """Verify the chain of first children below ``node``; return the decided tokens, last one first.
+    """Verify the chain of first children below ``node``; return the target's tokens.
 
-    The decided tokens are the accepted tokens of the chain and the token after them, which is
-    chosen among the further children of the node at which the chain stops.
+    The list has the token after the chain first, then the accepted draft tokens of the chain, last
+    one first. The token after the chain is chosen by the rule rejection among the further children
+    of the node at which the chain stops.
     """
     chain = tree.first_chain(node)
     nodes = (node, *chain)

@@ -19,7 +19,8 @@ from pronk.base.errors import OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.sampling.params import SamplingParams
 
-# Options of SamplingParams, by their keys in the metadata of GGUF files.
+# Metadata keys of GGUF files that recommend sampling options, each with the option of
+# SamplingParams.
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -27,7 +28,7 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-# Options of SamplingParams that can be recommended.
+# Options of SamplingParams that the files of a model can recommend.
 RECOMMENDABLE = (*GGUF_KEYS.values(), "presence_penalty")
 
 
@@ -39,9 +40,9 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
     options are ignored with a warning.
 
     Args:
-        values: values of ``generation_config.json``, or of a GGUF file's :data:`GGUF_KEYS` by their
-            option names.
-        file: name of the file, for the warning.
+        values: the content of ``generation_config.json``; or the metadata of a GGUF file, with
+            the keys renamed to options by :data:`GGUF_KEYS`.
+        file: name of the file with the values, for the warning.
     """
     options = {name: values[name] for name in RECOMMENDABLE if values.get(name) is not None}
     if values.get("do_sample") is not None:
@@ -57,10 +58,13 @@ def recommended_sampling(values: Mapping[str, Any], file: str) -> dict[str, floa
 
 
 def recommended_params(config: ModelConfig, **options: Any) -> SamplingParams:
-    """Return the sampling parameters that a model recommends, overridden by ``options``."""
+    """Return the sampling parameters that the model with this ``config`` recommends.
+
+    ``options`` are options of :class:`SamplingParams` that override the recommended values.
+    """
     return SamplingParams(**{**config.sampling, **options})
 
 
 def sampling_values(params: SamplingParams) -> dict[str, float]:
-    """Return the values of the options that a model can recommend, by their names."""
+    """Return the values of the options in :data:`RECOMMENDABLE`, by the options' names."""
     return {name: getattr(params, name) for name in RECOMMENDABLE}

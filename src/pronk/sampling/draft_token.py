@@ -43,7 +43,7 @@ class DraftToken:
         """
         remaining = self.scores.copy()
         best = list[tuple[int, float]]()
-        # Repeated argmax is faster than a partition for up to about a dozen tokens.
+        # For up to about a dozen tokens, repeated argmax is faster than a partition.
         for _ in range(min(count, len(remaining))):
             index = int(remaining.argmax())
             if remaining[index] == -math.inf:
@@ -56,7 +56,7 @@ class DraftToken:
 
 
 def argmax_token(scores: NDArray[np.floating[Any]]) -> DraftToken:
-    """Return the argmax of ``scores`` (``[vocab]``) as a draft token."""
+    """Return the token with the highest of ``scores`` (``[vocab]``) as a draft token."""
     token = int(scores.argmax())
     weights = np.exp(scores - scores[token])
     return DraftToken(token, float(1.0 / weights.sum()), scores)

@@ -14,11 +14,11 @@ from pronk.base.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_MESSAGE = 300  # maximum characters of an error message of llguidance
+MAX_MESSAGE = 300  # maximum characters of llguidance's text in an error message
 _EXPECTED = "expected a grammar that can be followed to the end"
 
-# Maximum number of matchers of earlier texts per request. A matcher takes up to 150 bytes per token
-# of its text.
+# Maximum number of saved copies of the matcher per request, each at an earlier point of the text
+# (see ``GrammarProcessor.rollback``). A matcher takes up to 150 bytes per token of its text.
 _MAX_KEPT = 16
 
 T = TypeVar("T")
@@ -27,18 +27,21 @@ T = TypeVar("T")
 class GrammarProcessor:
     """Logits processor that masks the tokens which a guide's grammar forbids after the context.
 
-    Draft tokens may include a stop token or a forbidden token, and tokens after such a token.
-    Logits after such a token are not masked, because no token sampled from them becomes output.
+    The context may contain a stop token or a forbidden token as a draft token, and further draft
+    tokens after it. There, logits are not masked, because no token sampled from them becomes
+    output.
 
-    After llguidance's own rollback, masks may be those of another text. Therefore matchers of
-    earlier texts are kept instead, and :meth:`rollback` copies the nearest one.
+    llguidance's own rollback is not used: afterwards its masks may be wrong. Instead, the processor
+    saves copies of its matcher at earlier points of the text, and :meth:`rollback` continues from
+    the nearest copy.
 
     Args:
         matcher: llguidance's matcher at the beginning of the text; the processor copies it.
         stop_token_ids: tokens that are allowed at the end of a complete text.
-        text: token ids at the beginning of the context.
-        one_end: whether only the stop token of the smallest id may end a text that must end. This
-            is for requests to which :meth:`forced` tokens are appended without the model.
+        text: token ids that the request has already generated; the processor begins after them.
+        one_end: which stop tokens are allowed where the grammar allows only the end of the text:
+            all of them if False, and only the one with the smallest id if True. True is for
+            requests to which :meth:`forced` tokens are appended without the model.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class GrammarProcessor:
         self._matcher = matcher.deep_copy()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._one_end = one_end
-        self._consumed: list[int] = []  # context tokens that the matcher has consumed
-        # Number of later context tokens, which the matcher has not consumed: the first stop or
-        # forbidden token, and all tokens after it.
+        # context tokens that the matcher has consumed, from the beginning
+        self._consumed: list[int] = []
+        # Number of context tokens at the end that the matcher has not consumed: the first stop
+        # token or forbidden token, and all tokens after it.
         self._num_unconsumed = 0
-        # Matchers of earlier texts, each with the number of tokens of its text, ascending.
+        # Saved copies of the matcher, each with the number of tokens that it has consumed,
+        # ascending.
         self._kept: list[tuple[int, LLMatcher]] = []
         for token in text:
             self.advance(token)
@@ -74,7 +79,7 @@ class GrammarProcessor:
         return np.where(self.allowed_tokens()[: len(logits)], logits, -np.inf)
 
     def advance(self, token: int) -> None:
-        """Append ``token`` to the context."""
+        """Append ``token`` to the context; it may be a draft token that the guide forbids."""
         may_consume = not self._num_unconsumed and token not in self._stop_token_ids
         if may_consume and self._matcher.try_consume_tokens([token]):
             self._consumed.append(token)
@@ -87,15 +92,15 @@ class GrammarProcessor:
         self._num_unconsumed -= unconsumed
         consumed = count - unconsumed
         del self._consumed[len(self._consumed) - consumed :]
-        # A matcher that failed at a token which is still in the context has reached its work limit
-        # there. It stays, so that mask() raises the error.
+        # If the matcher failed at a token that stays in the context, the grammar has reached its
+        # work limit there. Keep the failed matcher, so that mask() raises the error.
         if consumed or (self._matcher.is_error() and not self._num_unconsumed):
             self._restore()
 
     def allows(self, token: int) -> bool:
-        """Return whether ``token`` is allowed next.
+        """Return whether the guide allows ``token`` next.
 
-        Any token is allowed after a stop token or a forbidden token.
+        After a stop token or a forbidden token in the context, any token counts as allowed.
         """
         if self._num_unconsumed:
             return True
@@ -109,10 +114,10 @@ class GrammarProcessor:
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer encodes their text.
 
-        The list is empty if the grammar leaves a choice. If the text must end, the list has the
-        stop token with the smallest id. Trailing tokens that could merge with later text are left
-        out. :meth:`mask` allows no other token at these positions, not even those of another
-        tokenization of the same text; only other stop tokens are allowed at the end.
+        The list is empty if the grammar allows several characters next. If the text must end, the
+        list has the stop token with the smallest id. Trailing tokens that could merge with later
+        text are left out. :meth:`mask` allows no other token at these positions, not even those of
+        another tokenization of the same text; only other stop tokens are allowed at the end.
         """
         if self._num_unconsumed:
             return []
@@ -121,7 +126,7 @@ class GrammarProcessor:
         return self._result_or_restore(self._matcher.compute_ff_tokens()) or []
 
     def _allowed_ends(self) -> Collection[int]:
-        """Return the stop tokens that may come next."""
+        """Return the stop tokens that the guide allows next; none unless the text may end here."""
         if not self._matcher.is_accepting():
             return ()
         if self._one_end and self._matcher.is_stopped():
@@ -129,9 +134,9 @@ class GrammarProcessor:
         return self._stop_token_ids
 
     def _result_or_restore(self, result: T) -> T | None:
-        """Return the ``result`` of a call of the matcher.
+        """Return the ``result`` of a call of the matcher if the call succeeded.
 
-        After a failed call, restore the matcher and return ``None``.
+        After a failed call, replace the matcher by a working one and return ``None``.
         """
         if not self._matcher.is_error():
             return result
@@ -151,7 +156,8 @@ class GrammarProcessor:
         self._matcher = matcher.deep_copy()
         self._matcher.try_consume_tokens(self._consumed[position:])
         if position < size and not self._matcher.is_error():
-            # Later rollbacks return to the same text, as a draft tree branches there.
+            # Save a copy at this point: where a draft tree branches, every further branch rolls
+            # back to the same text.
             self._kept.append((size, self._matcher.deep_copy()))
             del self._kept[:-_MAX_KEPT]
 
@@ -166,13 +172,13 @@ class GrammarProcessor:
             raise GuideError(msg)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
         # Before the end of the text, forbid stop tokens even where the grammar allows the
-        # characters of their names.
+        # characters of their names, such as ``<|im_end|>``.
         allowed[[*self._stop_token_ids]] = False
         allowed[[*self._allowed_ends()]] = True
         first = int(allowed.argmax())
         is_possible = bool(allowed[first])
-        # If no token has a character that the grammar requires, llguidance silently skips that
-        # character in its mask, but rejects the token that the mask allows.
+        # Some grammars require a character that occurs in no token. llguidance's mask then skips
+        # the character and allows the tokens after it, but llguidance rejects these tokens.
         if is_possible and first not in self._stop_token_ids:
             is_possible = bool(self._matcher.validate_tokens([first]))
         if not is_possible:

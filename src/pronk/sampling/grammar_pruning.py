@@ -42,9 +42,9 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """Return the tree without the draft tokens that the guide forbids.
+    """Return the tree without the draft tokens that the guide forbids, and the nodes below them.
 
-    Nodes that are computed but never accepted stay.
+    Nodes that verification never accepts (:attr:`TokenTree.acceptable` is False) stay.
     """
     children = [[*tree.children(node).values()] for node in range(len(tree))]
     kept = {node for node, acceptable in enumerate(tree.acceptable) if not acceptable}

@@ -47,16 +47,21 @@ from pronk.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Maximum number of cached guides. A guide usually takes a few MB of memory, and at most 40 MB.
+# Maximum number of compiled guides in the cache. A guide usually takes a few MB of memory, and at
+# most 40 MB.
 _CACHE_SIZE = 64
 
-# Pattern of multipleOf in a schema within a grammar: its group is 0.25 in '"multipleOf": 0.25'.
+# Pattern of the keyword multipleOf in a schema within a grammar. Its group is the value: 0.25 in
+# '"multipleOf": 0.25'.
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """A compiled guide; ``seconds`` is the time that the compilation took."""
+    """A guide that llguidance has compiled for one model.
+
+    ``seconds`` is the time that the compilation took.
+    """
 
     seconds: float
     _matcher: LLMatcher = field(repr=False)
@@ -65,8 +70,9 @@ class CompiledGrammar:
     def new_processor(self, text: Sequence[int] = (), *, one_end: bool = False) -> GrammarProcessor:
         """Return a logits processor for a request that has generated the token ids ``text``.
 
-        ``one_end`` is that of
-        :class:`~pronk.sampling.grammar_processor.GrammarProcessor`.
+        ``one_end`` says whether only the stop token with the smallest id may end the text where the
+        grammar allows nothing but the end
+        (:class:`~pronk.sampling.grammar_processor.GrammarProcessor`).
         """
         return GrammarProcessor(self._matcher, self._stop_token_ids, text, one_end=one_end)
 
@@ -118,8 +124,9 @@ class Grammars:
     def submit(self, guide: Guide, tenant: str = "") -> Future[CompiledGrammar]:
         """Return a future of the compiled guide.
 
-        A guide that is not cached is compiled in a background thread, the guides of several tenants
-        in turns. Errors are those of :meth:`compile`.
+        The compilation runs in a background thread, unless the guide is cached. If several tenants
+        wait for compilations, the thread serves the tenants in turns. The future raises the errors
+        of :meth:`compile`.
         """
         compiled = self._find(guide)
         future = Future[CompiledGrammar]()
@@ -148,11 +155,12 @@ class Grammars:
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
             if matcher.is_error():
                 found = error_message(matcher)
-                if guide.kind == "json":  # the message would show parts of the translated schema
+                # llguidance's message would show parts of the translated schema
+                if guide.kind == "json":
                     found = "one that is too complex"
                 msg = f"guide: expected one that can be followed, found: {found}"
                 raise GuideError(msg)
-            # Raise a GuideError for a grammar that allows no text.
+            # Computing the first mask raises a GuideError if the grammar allows no text.
             GrammarProcessor(matcher, self._stop_token_ids).allowed_tokens()
         return matcher
 
@@ -185,7 +193,7 @@ class Grammars:
 
 
 def _to_grammar(guide: Guide) -> str:
-    """Return a guide as a grammar in llguidance's format."""
+    """Return a guide as a grammar in llguidance's own format (JSON)."""
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
     if guide.choice is not None:
@@ -209,9 +217,10 @@ def _kind_in_errors(kind: str) -> Iterator[None]:
 
 
 def _check_multiples(guide: Guide) -> None:
-    """Raise a GuideError if the values of ``multipleOf`` in a grammar have too large a multiple.
+    """Raise a GuideError if ``multipleOf`` in a grammar has values with a large common multiple.
 
-    llguidance would need as many states as the common multiple of their digits.
+    The common multiple is that of the values' digits without the decimal point: 75 for 0.25 and 3.
+    llguidance would need as many states; at most ``MAX_MULTIPLE`` are allowed.
     """
     common_multiple = lcm(*_multiples(guide.source)) if guide.kind == "grammar" else 1
     if common_multiple > MAX_MULTIPLE:
@@ -223,7 +232,7 @@ def _check_multiples(guide: Guide) -> None:
 
 
 def _multiples(grammar: str) -> Iterator[int]:
-    """Yield the digits of each value of ``multipleOf`` in a grammar: 25 for 0.25."""
+    """Yield the digits of each value of ``multipleOf`` in a grammar as an integer: 25 for 0.25."""
     # Decode escapes, which may occur in the key: "\u006d" is "m".
     source = re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), grammar)
     for number in _MULTIPLE.findall(source):

@@ -16,8 +16,8 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.sampling.params import SamplingParams
 
-# Largest absolute value of a logit after penalties. Divided by the lowest temperature, such a logit
-# does not overflow float32.
+# Largest absolute value of a logit after penalties. It is small enough that a division by the
+# lowest temperature does not overflow float32.
 _MAX_LOGIT = 1e8
 
 
@@ -57,11 +57,11 @@ class TokenContext:
 
     @property
     def num_generated(self) -> int:
-        """Number of tokens after the prompt, draft tokens included."""
+        """Number of tokens after the prompt, tentative draft tokens included."""
         return len(self) - self.num_prompt
 
     def last_tokens(self, count: int) -> list[int]:
-        """Return the last ``count`` tokens, at least 1, or all tokens if there are fewer."""
+        """Return the last ``count`` tokens (at least 1), or all tokens if there are fewer."""
         num_committed = max(0, count - len(self.tentative))
         start = max(0, len(self.committed) - num_committed)
         return [*self.committed[start:], *self.tentative[-count:]]
@@ -103,9 +103,9 @@ class GuideProcessor(LogitsProcessor, Protocol):
         """Return whether the guide allows ``token`` after the current context."""
 
     def forced(self) -> list[int]:
-        """Return the tokens that the guide forces, up to the first position with a choice.
+        """Return the tokens that must come next, up to the first position with a choice.
 
-        The list is empty if the guide allows several next tokens.
+        The list is empty if the guide allows several tokens next.
         """
 
 
@@ -131,7 +131,7 @@ class Penalties(LogitsProcessor):
         if params.repetition_penalty != 1.0:
             ids = np.flatnonzero(self.in_prompt | in_output)
             x = logits[ids]
-            # The division by a tiny penalty may overflow.
+            # The division by a tiny penalty may overflow to infinity, which the next line clips.
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 x = np.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty)
             logits[ids] = np.clip(x, -_MAX_LOGIT, _MAX_LOGIT)
@@ -149,7 +149,7 @@ class Penalties(LogitsProcessor):
 
 
 class LogitBias(LogitsProcessor):
-    """Add a fixed value to the logits of some tokens."""
+    """Add a fixed value to the logit of each of some tokens, as the option ``logit_bias`` says."""
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self.ids = np.array(list(bias.keys()), np.intp)

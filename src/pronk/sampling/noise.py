@@ -34,11 +34,12 @@ def random_seed() -> int:
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Return the seed of a sample of a request; sample number 0 keeps the request's seed."""
+    """Return the seed of sample number ``sample`` of a request; number 0 has the request's seed."""
     return seed if sample == 0 else _mix(_mix(seed) + sample) & 0xFFFFFFFF
 
 
-# SplitMix64 (Steele, Lea & Flood 2014): its increment and the two multipliers of its finalizer.
+# Constants of the hash SplitMix64 (Steele, Lea & Flood 2014): its increment, and the two
+# multipliers of its finalizer.
 _INCREMENT = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
@@ -54,12 +55,15 @@ def _mix(x: int) -> int:
 
 
 def seed_key(seed: int) -> int:
-    """Return the hash of a seed, in [0, 2**64); input of :func:`noise_key`."""
+    """Return the hash of a seed, in [0, 2**64), from which :func:`noise_key` starts."""
     return _mix(seed)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the hash of seed and position, in [0, 2**64), to be hashed with token ids."""
+    """Return the hash of seed and position, in [0, 2**64).
+
+    The noise of a token is a hash of this number and the token id.
+    """
     return _mix(seed_key(seed) + position * _INCREMENT)
 
 
@@ -84,7 +88,7 @@ def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]
         x *= multiplier
     x ^= x >> 31
     x >>= 12
-    # 52 random bits plus one half: exact in float64, and never 0 or 1.
+    # 52 random bits plus one half, which float64 represents exactly; the result is never 0 or 1.
     noise = x.astype(np.float64)
     noise += 0.5
     noise *= 2.0**-52
@@ -94,39 +98,41 @@ def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]
     return noise
 
 
-# Added to the trial seed for the random numbers of the rejection and block rules. No request has a
-# seed above MAX_SEED, so no drafter uses these numbers. Three kinds of numbers share a position.
-# They differ in the third argument of the hash, which is a token id in other noise:
-#   the token id, at least 0, for the draw after the last rejection;
-#   -1 - trial for trial number ``trial`` of the draft tokens at a position (rejection rule);
-#   -1 - 2**32 - index for the trial of a chain's first ``index`` draft tokens (block rule).
+# The rejection and block rules take each random number from a hash of three integers: a seed, a
+# position of the text, and a third integer that says what the random number decides:
+#   a token id, at least 0: the token after all draft tokens at the position were rejected;
+#   -1 - trial: whether draft token number ``trial`` at the position is accepted (rejection rule);
+#   -1 - _CHAINS - index: whether the first ``index`` tokens of a chain are accepted (block rule).
+# The seed is the request's trial seed plus _REJECTION. No request has a seed above MAX_SEED, so no
+# drafter draws its tokens with the same numbers.
 _REJECTION = MAX_SEED + 1
 _CHAINS = 2**32
 
 
 def trial_seed(seed: int, prompt: Sequence[int]) -> int:
-    """Return the seed, in [0, 2**63), of a request's trials under the rejection and block rules.
+    """Return the seed, in [0, 2**63), of the random numbers that accept or reject draft tokens.
 
-    The seed depends on the prompt (token ids), so that requests with equal seeds and different
-    prompts have different random numbers. Otherwise two such requests would use the same numbers,
-    and the acceptance in one request, which affects the draft length of the other, would reveal
-    numbers that the other request has yet to use.
+    The rejection and block rules use this seed. It depends on the prompt (token ids), so that
+    requests with equal seeds and different prompts have different random numbers. Otherwise two
+    such requests would use the same numbers, and the acceptance in one request, which affects the
+    draft length of the other, would reveal numbers that the other request has yet to use.
     """
     digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8).digest()
     return _mix(_mix(seed) ^ int.from_bytes(digest, "little")) & MAX_SEED
 
 
 def rejection_uniform(seed: int, position: int, trial: int) -> float:
-    """Return the random number of a trial of the rejection rule, uniform in [0, 1).
+    """Return the random number, uniform in [0, 1), that accepts or rejects a draft token.
 
-    ``trial`` is the number of the trial at the position, from 0.
+    The rejection rule tries the draft tokens at ``position`` one by one; ``trial`` is the number of
+    the draft token in this order, from 0. ``seed`` is that of :func:`trial_seed`.
     """
     key = noise_key(seed + _REJECTION, position)
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 
 
 def rejection_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
-    """Return Gumbel noise for the draw after all draft tokens at a position were rejected.
+    """Return Gumbel noise for drawing a token after all draft tokens at a position were rejected.
 
     Shapes and dtypes are those of :func:`gumbel_noise`.
     """
@@ -145,14 +151,15 @@ def block_uniform(seed: int, position: int, index: int) -> float:
 
 
 # Added to the trial seed for the noise with which drafters draw tokens under the rejection and
-# block rules.
+# block rules. Verification adds _REJECTION instead, so the two never use the same numbers.
 _DRAFT = 3 * 2**62
 
 
 def draft_noise(seed: int, root: int, position: int, tokens: Array) -> NDArray[np.float64]:
     """Return Gumbel noise for a drafter's draw of a token under the rejection and block rules.
 
-    ``root``, the position of the last committed token, differs between steps, so each step has its
-    own noise. Shapes and dtypes are those of :func:`gumbel_noise`.
+    ``root`` is the position of the last committed token, and ``position`` that of the token to
+    draw. ``root`` differs between steps, so a token that is proposed again in a later step is drawn
+    with other noise. Shapes and dtypes are those of :func:`gumbel_noise`.
     """
     return gumbel_noise(_mix(seed + _DRAFT) + root * _INCREMENT, position, tokens)

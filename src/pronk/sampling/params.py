@@ -15,7 +15,7 @@ Rule = Literal["coupled", "rejection", "block"]
 # Largest seed of a request. Larger seeds are reserved for the trials of draft tokens
 # (:mod:`pronk.sampling.noise`).
 MAX_SEED = 2**63 - 1
-# Maximum number of likeliest tokens whose log-probabilities are reported.
+# Maximum number of likeliest tokens per position whose log-probabilities a request may ask for.
 _MAX_LOGPROBS = 64
 
 
@@ -23,7 +23,10 @@ _MAX_LOGPROBS = 64
 @documented
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options of a request. Every drafter honours every option, or an error names the option."""
+    """Options of a request: how its tokens are sampled, and where its text ends.
+
+    Every drafter honours every option, or an error names the option.
+    """
 
     max_tokens: Annotated[int, Option("Maximum number of tokens to generate.", low=1)] = 128
     min_tokens: Annotated[
@@ -228,7 +231,7 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts of ``stop`` as a tuple, also of a single text."""
+        """The texts of the option ``stop`` as a tuple, even if it is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
@@ -238,20 +241,20 @@ class SamplingParams:
 
     @property
     def rejects(self) -> bool:
-        """Whether the rejection or block rule applies; False for greedy decoding under any rule.
+        """Whether draft tokens are accepted at random, by the rejection or block rule.
 
-        If True, sampled tokens depend on the draft tokens, so a retry with the same seed may give
-        other tokens.
+        False for greedy decoding under any rule. If True, sampled tokens depend on the draft
+        tokens, so a retry with the same seed may give other tokens.
         """
         return self.rule != "coupled" and not self.greedy
 
     @property
     def truncates(self) -> bool:
-        """Whether top-k, top-p or min-p is set."""
+        """Whether unlikely tokens are excluded before sampling: by top-k, top-p or min-p."""
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as JSON values."""
+        """Return the options as JSON values, by their names."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"] = list(self.bad_words)

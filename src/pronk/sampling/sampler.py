@@ -49,7 +49,8 @@ from pronk.sampling.tree import DraftSample
 from pronk.sampling.truncation import Ids, likeliest, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 
-# Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
+# Lowest temperature above 0 that is used; lower ones are raised to it, because dividing logits by
+# them would overflow float32.
 _MIN_TEMPERATURE = 1e-30
 
 
@@ -102,8 +103,8 @@ class Sampler:
         self.kernels = None if self.processors or params.truncates else kernels
         temperature = 0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE)
         self._stateless = StatelessSampler(temperature, seed)
-        # The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and
-        # position.
+        # A sampler that gives the same tokens from logits, seed and position alone; ``None`` if the
+        # request's options need more than these.
         self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
         self.trial_seed = seed
         if params.rejects:
@@ -111,7 +112,7 @@ class Sampler:
         self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:
-        """Append a tentative token to the context."""
+        """Append a tentative token, which may be rolled back, to the context."""
         if not self.processors:
             self.context.tentative.append(token)
             return
@@ -132,7 +133,7 @@ class Sampler:
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append ``tokens`` to the context until the end of the ``with`` block."""
+        """Append tentative ``tokens`` to the context until the end of the ``with`` block."""
         start = len(self.context.tentative)
         try:
             for token in tokens:
@@ -152,7 +153,8 @@ class Sampler:
     def recover(self) -> None:
         """Roll back all tentative tokens after an exception.
 
-        If a logits processor fails meanwhile, the next attempt to sample raises its error.
+        If a logits processor fails during the rollback, the next attempt to sample raises its
+        error.
         """
         if self.context.tentative:
             with suppress(Exception):
@@ -207,9 +209,9 @@ class Sampler:
         return _scatter(scores, ids, len(logits), -math.inf)
 
     def _kept_scores(self, logits: Array) -> tuple[NDArray[np.float64], Ids]:
-        """Return scores with Gumbel noise, and ids, of the tokens that top-k, top-p and min-p keep.
+        """Return scores and ids of the tokens that top-k, top-p and min-p keep, by ascending id.
 
-        The scores are float64, and the ids are in ascending order.
+        The scores are float64 and include the Gumbel noise.
         """
         kept, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         scores = gumbel_noise(self.seed, len(self.context), ids)
@@ -219,9 +221,10 @@ class Sampler:
     def draft_token_at(
         self, logits: Array, position: int, ids: DraftIds | None = None
     ) -> DraftToken | None:
-        """Return the result of :meth:`draft_token` for another position than that of the context.
+        """Return the token that a draft model with these logits proposes for any ``position``.
 
-        The sampler must have kernels and follow the coupled rule, so that a draft token depends on
+        The result is that of :meth:`draft_token`, which is for the position after the context. The
+        sampler must have kernels and follow the coupled rule, so that a draft token depends on
         logits, seed and position alone.
         """
         assert self.kernels is not None, "expected a sampler that drafts statelessly"
@@ -289,14 +292,15 @@ class Sampler:
         position = len(self.context)
         if self.kernels is not None and not self.params.rejects:
             return self._stateless.draft(self.kernels, logits, position, ids)
-        if ids is not None:  # processors and distributions need the whole vocabulary
+        # logits processors, and distributions of draft tokens, need the whole vocabulary
+        if ids is not None:
             draft_logits = logits
             logits = np.full(self._vocab_size, -math.inf, np.float32)
             logits[ids] = draft_logits
         try:
             processed = self._process(logits, allow_none=True)
         except GuideError:
-            # Only this token is given up. An exception would discard the whole proposal, and
+            # Propose nothing after this context. An exception would discard the whole proposal, and
             # whether a proposal is discarded must not depend on randomly drawn tokens.
             return None
         if not math.isfinite(float(processed.max())):
@@ -319,7 +323,10 @@ class Sampler:
         return DraftToken(int(kept_ids[chosen]), float(probs[best]), scores, q=q)
 
     def distribution(self, logits: Array) -> NDArray[np.float64]:
-        """Return the distribution of the next token, ``[vocab]`` float64; temperature above 0."""
+        """Return the distribution of the next token, ``[vocab]`` float64.
+
+        The temperature must be above 0.
+        """
         processed = self._process(np.asarray(logits, np.float32))
         scores, ids = truncate(processed / self._stateless.temperature, self.params)
         return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)

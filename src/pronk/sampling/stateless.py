@@ -1,4 +1,4 @@
-"""Sampling from logits, seed and position alone.
+"""Sampling that needs only logits, seed and position.
 
 A process that computes logits can thus sample without the state of the request.
 """
@@ -59,4 +59,4 @@ class Logits(Protocol):
         """Return the number of rows."""
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Array:
-        """Return the selected rows."""
+        """Return rows by their indices: ``[vocab]`` for an int, else ``[rows, vocab]``."""

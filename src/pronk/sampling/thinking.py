@@ -25,7 +25,7 @@ class _State(NamedTuple):
         phase: before thoughts, within thoughts, or in text after which no thoughts can follow.
         tail: last symbols of the text: a proper prefix of the marker that may come next, or empty.
         num_thoughts: number of tokens of all thoughts so far, at most the budget.
-        num_forced: number of tokens of the present thoughts beyond the budget.
+        num_forced: number of tokens within the present thoughts since the budget was used up.
     """
 
     phase: Literal["before", "thinking", "after"]
@@ -37,7 +37,8 @@ class _State(NamedTuple):
 class ThinkingBudget:
     """Logits processor that allows only the end marker once a text has enough tokens of thoughts.
 
-    The state after each token of the context is kept for rollbacks.
+    The processor saves its state after every token, so that a rollback is a return to an earlier
+    state.
 
     Args:
         budget: maximum number of tokens of thoughts.
@@ -66,8 +67,9 @@ class ThinkingBudget:
         if state.phase != "thinking" or state.num_thoughts < self._budget:
             return None
         forced = self._markers.forced
-        # The number of forced tokens exceeds the marker only after a banned draft token, whose
-        # logits are never used.
+        # More tokens are forced than the marker has only if a draft token within the marker was
+        # banned. Logits after such a draft token are never used, so any token of the marker will
+        # do.
         return forced[min(state.num_forced, len(forced) - 1)]
 
     def mask(self, logits: Array) -> Array:
@@ -83,10 +85,9 @@ class ThinkingBudget:
         return masked
 
     def advance(self, token: int) -> None:
-        """Append ``token`` to the context."""
+        """Append ``token`` to the context, and update the state of the budget."""
         state = self._states[-1]
-        # A token completes at most one marker: symbols after a marker within the token are not
-        # searched.
+        # Within one token, at most one marker is recognized: text after it is not searched.
         seen = "" if state.phase == "after" else state.tail + self._markers.symbols(token)
         if state.phase == "thinking":
             state = self._thinking(state, seen)
@@ -95,7 +96,10 @@ class ThinkingBudget:
         self._states.append(state)
 
     def _thinking(self, state: _State, seen: Symbols) -> _State:
-        """Return the state after a token of thoughts; ``seen`` ends with the token's symbols."""
+        """Return the state after a token within thoughts.
+
+        ``seen`` is ``state.tail`` followed by the symbols of the token.
+        """
         count = state.num_thoughts
         forced = state.num_forced
         if count == self._budget:
@@ -107,7 +111,10 @@ class ThinkingBudget:
         return _State("thinking", prefix_at_end(seen, self._markers.end), count, forced)
 
     def _before(self, state: _State, seen: Symbols) -> _State:
-        """Return the state after a token outside thoughts; ``seen`` ends with its symbols."""
+        """Return the state after a token outside thoughts.
+
+        ``seen`` is ``state.tail`` followed by the symbols of the token.
+        """
         begin = self._markers.begin
         count = state.num_thoughts
         if self._markers.repeats:
@@ -122,5 +129,5 @@ class ThinkingBudget:
         return _State("after", "", count, 0)
 
     def rollback(self, count: int) -> None:
-        """Remove the last ``count`` tokens from the context."""
+        """Remove the last ``count`` tokens from the context, with their states."""
         del self._states[len(self._states) - count :]

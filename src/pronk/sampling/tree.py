@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 
 from pronk.base.arrays import Array
 
-# Origin of a draft token: the drafter's name, and a number whose meaning depends on the drafter.
+# Origin of a draft token, a key of acceptance statistics: the drafter's name, and a number whose
+# meaning the drafter defines.
 Origin = tuple[str, int]
 
-# Token id of a node, and the distribution ``[vocab]`` from which the token was drawn; ``None`` if
-# the token was not drawn at random.
+# A draft token's id, and the distribution ``[vocab]`` from which it was drawn; ``None`` if it was
+# not drawn at random.
 DraftSample = tuple[int, Array | None]
 
 
@@ -101,7 +102,8 @@ class TokenTree:
     def _links(self) -> tuple[tuple[bool, ...], tuple[dict[int, int], ...]]:
         """The values of :attr:`acceptable` and, for each node, of :meth:`children`.
 
-        Computing them finds parents after their children, and equal siblings.
+        Raise a ValueError if a parent comes after its child, or acceptable siblings have equal
+        tokens.
         """
         children: list[dict[int, int]] = [{} for _ in self.tokens]
         acceptable = [True] * len(self.tokens)
@@ -128,7 +130,10 @@ class TokenTree:
 
     @property
     def acceptable(self) -> tuple[bool, ...]:
-        """For each node, whether the node and all its ancestors may be accepted, by ``verify``."""
+        """For each node, whether the node and all its ancestors may be accepted.
+
+        A node may not be accepted if its entry in ``verify`` is False.
+        """
         acceptable, _ = self._links
         return acceptable
 
@@ -144,7 +149,7 @@ class TokenTree:
         gain: Iterable[float] | None = None,
         probs: Iterable[Array | None] | None = None,
     ) -> TokenTree:
-        """Return a tree without branches; the first token is the root."""
+        """Return a tree without branches of the given tokens; the first one is the root."""
         ids = tuple(tokens)
         return cls(
             ids,
@@ -163,7 +168,7 @@ class TokenTree:
         return len(self.tokens) - 1
 
     def num_matched(self, tokens: Sequence[int]) -> int:
-        """Return the number of first ``tokens`` that form a path down from the root."""
+        """Return how many of the first ``tokens`` form a path of acceptable nodes from the root."""
         node = 0
         for count, token in enumerate(tokens):
             child = self.child(node, token)
@@ -177,15 +182,15 @@ class TokenTree:
         return self._children[node].get(token)
 
     def children(self, node: int) -> Mapping[int, int]:
-        """Return the acceptable children of ``node`` by their tokens, in the order of the nodes."""
+        """Return the acceptable children of ``node``, by token, in the order of the nodes."""
         return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
-        """Return the token of ``node`` and its distribution, see :data:`DraftSample`."""
+        """Return the token of ``node`` and the distribution that it was drawn from, or ``None``."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
-        """Return the draft sample of each acceptable child of ``node``, in node order."""
+        """Return token and distribution of each acceptable child of ``node``, in node order."""
         return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
@@ -209,7 +214,7 @@ class TokenTree:
 
     @cached_property
     def main_chain(self) -> int:
-        """Number of nodes of the main chain (see :class:`TokenTree`), the root included."""
+        """Number of leading nodes ``0, 1, 2, …`` each of which is the child of the previous one."""
         return next(
             (node for node, parent in enumerate(self.parents) if parent != node - 1), len(self)
         )
@@ -238,9 +243,10 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """Return a tree of the tokens ``chain`` with this tree below.
+        """Return a tree that begins with the tokens ``chain``, followed by this whole tree.
 
-        The result has no ``gain`` and no ``origin``.
+        The first token of ``chain`` is the new root, and this tree's root is the child of the last
+        one. The result has no ``gain`` and no ``origin``.
         """
         num_above = len(chain)
         if not num_above:
@@ -264,7 +270,7 @@ class TokenTree:
         for node, parent in enumerate(other.parents):
             if not other.acceptable[node] and parent in new_index:
                 new_index[node] = len(self) + len(new_index) - 1
-        nodes = [*new_index][1:]  # nodes of ``other`` to add
+        nodes = [*new_index][1:]  # indices of the nodes of ``other`` to add
         other_origins = other.origin or (("", 0),) * len(other)
         return TokenTree(
             (*self.tokens, *(other.tokens[node] for node in nodes)),
@@ -298,7 +304,10 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """Return the tree of the first ``max_nodes`` draft tokens within depth ``max_depth``."""
+        """Return the tree with at most ``max_nodes`` draft tokens, none deeper than ``max_depth``.
+
+        The first nodes in the order of the tree are kept.
+        """
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]

@@ -1,4 +1,4 @@
-"""Truncation of a distribution to the tokens that top-k, top-p and min-p keep."""
+"""Truncation of a distribution: top-k, top-p and min-p exclude unlikely tokens before sampling."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pronk.sampling.params import SamplingParams
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-# Number of likeliest tokens that top-p sorts first. They nearly always suffice, and sorting the
-# whole vocabulary would take longer.
+# Number of likeliest tokens that are sorted for top-p at first. They nearly always suffice, and
+# sorting the whole vocabulary would take longer.
 _NUM_CANDIDATES = 512
 
 
@@ -49,7 +49,10 @@ def likeliest(scores: Floats, count: int) -> Ids:
 
 
 def _highest(scores: Floats, count: int) -> Ids:
-    """Return the ids of the ``count`` highest scores, fewer than all scores, by ascending id."""
+    """Return the ids of the ``count`` highest scores, in ascending order of id.
+
+    ``count`` must be below the number of scores.
+    """
     if count == 0:
         return np.arange(0)
     rank = len(scores) - count
@@ -57,9 +60,10 @@ def _highest(scores: Floats, count: int) -> Ids:
 
 
 def _above(scores: Floats, lowest: np.float32, count: int) -> Ids:
-    """Return ``count`` ids, ascending: those of scores above ``lowest``, then the first equal ones.
+    """Return the ids of the ``count`` highest scores, the last of which is ``lowest``.
 
-    The scores of at least ``lowest`` must be ``count`` or more.
+    The result is in ascending order of id. Of equal scores, those with the smallest ids are taken.
+    At least ``count`` scores must be ``lowest`` or higher.
     """
     ids = np.flatnonzero(scores >= lowest)
     excess = len(ids) - count
@@ -84,6 +88,6 @@ def _reach_top_p(scores: Floats, top_p: float) -> Ids:
         sums = probs.astype(np.float64).cumsum().astype(np.float32)
         if sums[-1] > top_p:
             break
-    # At least 1, as a small top_p rounds to 0 in float32.
+    # Keep at least one token: a small top_p may round to 0 in float32.
     num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))
     return _above(scores, top[num_kept - 1], num_kept)

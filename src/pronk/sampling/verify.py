@@ -25,8 +25,8 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.sampling.tree import DraftSample, TokenTree
 
-# ``accepts(index, chance)`` is the decision of trial number ``index``: True with probability
-# ``chance``.
+# Function that decides a trial: ``accepts(index, chance)`` is True with probability ``chance``.
+# ``index`` is the number of the trial.
 AcceptTrial = Callable[[int, float], bool]
 
 
@@ -165,7 +165,8 @@ def block_verify(
     """
     target_probs: list[Array] = []
     w = [1.0]
-    while len(target_probs) < len(chain) and w[-1] > 0.0:  # w = 0: no later token can be accepted
+    # after w = 0, no later token can be accepted
+    while len(target_probs) < len(chain) and w[-1] > 0.0:
         target_probs.append(p(len(target_probs)))
         w.append(min(1.0, w[-1] * _ratio(target_probs[-1], chain[len(target_probs) - 1])))
     for i in range(len(w) - 1, 0, -1):
@@ -181,13 +182,13 @@ def block_verify(
 
 
 def _ratio(p: Array, draft_sample: DraftSample) -> float:
-    """Return p(x) / q(x); p(x) if x is treated as a point mass."""
+    """Return p(x) / q(x) of a draft token x; p(x) if x is treated as a point mass."""
     x, q = draft_sample
     return float(p[x]) if q is None or q[x] <= 0.0 else float(p[x]) / float(q[x])
 
 
 def _residual(p: Array, draft_sample: DraftSample, w: float = 1.0) -> Array:
-    """Return max(0, w p - q), the unnormalized distribution after a rejection.
+    """Return max(0, w p - q): the distribution after a rejection, not yet normalized.
 
     If q(x) = 0, x was not drawn from q and is treated as a point mass.
     """
@@ -200,7 +201,7 @@ def _residual(p: Array, draft_sample: DraftSample, w: float = 1.0) -> Array:
 
 
 def _norm(residual: Array, p: Array) -> Array:
-    """Return ``residual`` divided by its sum.
+    """Return ``residual`` divided by its sum, the distribution after a rejection.
 
     If the sum is 0, p equals q up to rounding, and the result is ``p``.
     """

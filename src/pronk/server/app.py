@@ -50,9 +50,11 @@ _log = logging.getLogger(__name__)
 # Maximum number of JSON values per call of the encoder. No other thread runs during a call, and a
 # reply may have millions of values.
 _PART = 1024
-# Work per JSON value of a reply, in the executor's unit (bytes of a request).
+# Work of encoding one JSON value of a reply, in the unit of FairExecutor: the work of parsing one
+# byte of a request's body.
 _VALUE_SIZE = 4
-# Number of characters of events to encode on the event loop before other requests go on.
+# Number of characters of server-sent events that are encoded before the event loop runs other
+# requests.
 _WRITTEN_AT_ONCE = 2**14
 
 # The chat page loads nothing from other origins, runs no inline code, cannot be put in a frame and
@@ -226,7 +228,7 @@ def _add_page(app: FastAPI) -> None:
     folder = files("pronk.server") / "page"
     for path, (name, media_type) in _PAGE.items():
         page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
-        # Clients ask with HEAD / whether the server is there.
+        # Some clients send HEAD / to find out whether the server is running.
         app.add_api_route(
             path,
             lambda page=page: page,
@@ -252,8 +254,8 @@ async def _reply(
     try:
         first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
         report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)
-    except BaseException:  # also a cancellation
-        await chunks.aclose()  # there is no StreamingResponse that would close the generator
+    except BaseException:  # raised also if the request is cancelled
+        await chunks.aclose()  # no StreamingResponse was made, which would close the generator
         raise
     events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
     headers = {"Cache-Control": "no-store", **report}
@@ -275,7 +277,10 @@ def _json_response(reply: Mapping[str, Any], body: RequestBody) -> Response:
 
 
 def _json_parts(value: Any) -> Iterator[str]:
-    """Yield the JSON text of a value in parts of at most ``_PART`` values each."""
+    """Yield the JSON text of a value in parts of at most ``_PART`` values each.
+
+    Other threads can run between the parts, not while a part is encoded.
+    """
     if _num_values(value, _PART) <= _PART:
         yield _to_json(value)
     elif isinstance(value, dict):
@@ -330,7 +335,11 @@ async def _events(
     *,
     with_event_names: bool,
 ) -> AsyncGenerator[str]:
-    """Encode chunks as server-sent events; if an error occurs, encode it as the last event."""
+    """Encode the chunks of a reply as server-sent events.
+
+    ``first`` has the first chunks, which the caller has already taken from ``chunks``. If an error
+    occurs, the last event reports it.
+    """
     sent = len(first)
     async with aclosing(chunks):
         try:
@@ -355,7 +364,10 @@ async def _events(
 
 
 async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
-    """Encode an error as an event in the format of the path's API, after ``sent`` other events."""
+    """Encode an error as a server-sent event, in the format of the API at ``path``.
+
+    ``sent`` is the number of events sent before; the Responses API numbers its events.
+    """
     body = error.body(path)
     if with_event_names and path not in ANTHROPIC_PATHS:
         body = {**body["error"], "type": "error", "sequence_number": sent}
@@ -365,7 +377,7 @@ async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_nam
 async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
     """Encode JSON values as server-sent events; let other requests run between long parts.
 
-    The last event of a stream may repeat the whole answer.
+    A single event can be long: the last event of a stream may repeat the whole answer.
     """
     parts = list[str]()
     written = 0  # number of characters since other requests last ran
@@ -402,7 +414,7 @@ def _logged_error(error: Exception) -> ApiError:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
     api_error = to_api_error(error)
-    # A ClosedError means that the operator ends the server.
+    # A ClosedError means that the server shuts down, which needs no entry in the log.
     is_expected = isinstance(error, (ApiError, ClosedError))
     if api_error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_expected:
         # The log omits the exception's message, which may quote a prompt. An exception of pronk's

@@ -153,7 +153,7 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        # Closing fails on a full disk, about which write() has already raised an error.
+        # On a full disk, close() fails like the write() before, which has already raised the error.
         with suppress(OSError):
             self._file.close()
 
@@ -175,7 +175,7 @@ class BatchOutput:
             )
             raise OptionError(msg) from error
         except OSError:
-            return  # the file system does not support locks
+            return  # the file system does not support locks: go on without one
 
     def _read_answers(self) -> None:
         """Collect the ``custom_id`` of each answer; cut an incomplete line off the file's end."""
@@ -215,7 +215,11 @@ def _custom_id(line: bytes, path: Path, number: int) -> str:
 
 
 def batch_service(llm: LLM, name: str) -> Service:
-    """Return a service for requests of the user, with limits so high that none is refused."""
+    """Return a service that answers the requests of a batch file with a model named ``name``.
+
+    The limits on the number of requests, the samples per request and the seconds per request are
+    so high that no request is refused: the file and the machine belong to the same user.
+    """
     limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
     engine = AsyncLLM(llm, max_requests=limits.requests)
     return Service(engine, ServerSettings(name=name, limits=limits))
@@ -260,13 +264,14 @@ async def run_batch(
             for _ in range(max_concurrent):
                 workers.create_task(answer_lines())
     except ExceptionGroup as group:
-        first = group.exceptions[0]  # the TaskGroup has cancelled the other workers
+        # Raise only the first error; the TaskGroup has cancelled the other workers.
+        first = group.exceptions[0]
         raise first from first.__cause__
     return num_failed
 
 
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
-    """Run one request; return the HTTP status and the body that the server would send.
+    """Run one request; return the HTTP status and the JSON body that the server would send.
 
     The server names ignored parts of a request in its header ``X-Pronk-Ignored``. A file has no
     headers, so that the field ``x_pronk_ignored`` of the body lists them.

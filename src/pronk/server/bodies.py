@@ -120,7 +120,10 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """Request with a parsed body; FastAPI accepts an object of the route's class as it is."""
+    """Request whose body is already parsed: ``json()`` returns an object of the route's class.
+
+    FastAPI passes such an object to the route as it is, and does not validate it again.
+    """
 
     def __init__(self, scope: Scope, body: RequestBody) -> None:
         super().__init__(scope)

@@ -44,7 +44,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = int(status)
         self.code = code
-        # A request may quote half of a surrogate pair, which no response can have.
+        # The name of a field may contain half of a surrogate pair, which UTF-8 cannot encode.
         self.param = None if param is None else _encodable(param)
         line = _encodable(" ".join(message.split()))
         self.message = line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
@@ -88,8 +88,9 @@ _RESPONSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     # The request needs what the model's tokenizer lacks, such as a chat template.
     (errors.TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Message by pydantic's type of an error. :func:`_message_of` fills in the values of pydantic's
-# ``ctx``, such as {"actual_length": 0}, and some of its own.
+# Error message by pydantic's type of the error. :func:`_message_of` fills in the placeholders: with
+# values of pydantic's ``ctx``, such as {"actual_length": 0}, and with ``found``, ``minimum`` and
+# ``maximum``.
 _MESSAGES = {
     "too_short": "expected at least {minimum}, found {actual_length}",
     "too_long": "expected at most {maximum}, found {actual_length}",
@@ -104,7 +105,8 @@ _EXTRA_HEADERS = {
     HTTPStatus.REQUEST_TIMEOUT: {"X-Should-Retry": "false"},
 }
 
-# Maximum depth of nested lists and objects in a body, because recursive functions read them.
+# Maximum depth of nested lists and objects in a body. The functions that read a body are recursive,
+# and Python limits the depth of recursion.
 MAX_LEVELS = 256
 
 
@@ -118,7 +120,7 @@ def to_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, errors.ClosedError):
         return shutting_down()
-    if isinstance(error, RecursionError):  # only the values of a request can be so deep
+    if isinstance(error, RecursionError):  # only lists and objects of a request nest so deeply
         return too_deep()
     for error_class, status, code in _RESPONSES:
         if isinstance(error, error_class):
@@ -210,14 +212,18 @@ def _message_of(problem: Mapping[str, Any]) -> str:
 
 
 def name_once(param: str, message: str) -> str:
-    """Return a message about a field that begins with the field's name and a colon, once."""
+    """Return ``message`` with the prefix ``"{param}: "``, which is not added a second time.
+
+    ``param`` is the name of the request's field that the message is about.
+    """
     return message if message.startswith(f"{param}: ") else f"{param}: {message}"
 
 
 def _location(problem: Mapping[str, Any]) -> list[str | int]:
     """Return the names and indices that lead from the body to the place of an error.
 
-    The errors of pronk's own checks of fields have the last names of the path in their context.
+    An error that :mod:`pronk.server.protocol.fields` raises has the last names of this path in
+    ``ctx["field"]``; they are appended to pydantic's ``loc``.
     """
     location = [*problem["loc"]]
     if location and location[0] == "body":  # FastAPI's name for the body
@@ -234,8 +240,8 @@ def _field_path(location: Sequence[str | int], body: Any, *, is_missing: bool) -
     names = list[str]()
     value = body
     for part in location:
-        # `part in range(len(value))` would compare a name with each number, without letting other
-        # threads run.
+        # If `part` is a text, `part in range(len(value))` would compare it with each number,
+        # without letting other threads run.
         is_index = isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value)
         if is_index or (isinstance(value, dict) and part in value):
             value = value[part]

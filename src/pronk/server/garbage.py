@@ -15,14 +15,16 @@ from pronk.base import SMALL_JOB
 # Number of partial collections before Python itself makes a full one, 10 by default. This bounds
 # the garbage of a server that always has a large body in memory.
 _LAST = 10_000
-_DUE = 1_000  # number of partial collections after which a full one is due
+# Number of partial collections after which a full one runs, once no large body is left.
+_DUE = 1_000
 
 
 @contextmanager
 def calm_collections() -> Iterator[None]:
-    """Leave full collections to :class:`Bodies`; restore Python's own rule at the end.
+    """Let :class:`Bodies`, not Python, start full garbage collections within the ``with`` block.
 
-    Collections no longer visit the objects that exist at the beginning, such as modules.
+    Collections in the block skip objects that exist before it, such as modules (``gc.freeze``).
+    Python's own thresholds are restored at the end.
     """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], _LAST)

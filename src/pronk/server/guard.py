@@ -43,7 +43,7 @@ _SCRIPTS = (
 )
 # Paths of the JavaScript modules of the chat page.
 SCRIPT_PATHS = tuple(f"/{name}.js" for name in _SCRIPTS)
-# Paths with any Host header, because load balancers call them.
+# Paths that are served whatever the Host header says, because load balancers call them.
 PROBE_PATHS = ("/health", "/ready")
 # Paths that need no API key, because their responses contain neither texts nor keys.
 PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
@@ -116,12 +116,17 @@ class Guard:
             app,
             allow_origins=[*self._settings.origins],
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # because clients send headers of their own
+            # Any request header, because client libraries add headers of their own.
+            allow_headers=["*"],
             expose_headers=[IGNORED_HEADER, "Retry-After"],
         )
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an error that pages of the allowed origins can read, except after a preflight."""
+        """Send an error response.
+
+        The response has CORS headers, so that pages of the allowed origins can read it. The
+        response to a preflight has none, so that the browser refuses the page's request.
+        """
         response = error_response(error, scope["path"])
         answer = response if _is_preflight(scope) else self._with_cors(response)
         await answer(scope, receive, send)
@@ -243,7 +248,7 @@ class Guard:
             disconnect.cancel()  # cancel() has no effect on a finished task
             application.cancel()
             await asyncio.wait({application, disconnect})
-        # The client is still there, so that the closed service has cancelled the application.
+        # The client has not disconnected: a service that shuts down has cancelled the application.
         if application.cancelled() and disconnect.cancelled():
             raise asyncio.CancelledError
         if not application.cancelled():
@@ -257,7 +262,10 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """Return whether a request is a browser's question about a page of another origin (CORS)."""
+    """Return whether a request is a CORS preflight.
+
+    A browser sends a preflight to ask whether a page of another origin may send a request.
+    """
     names = {name.lower() for name, _ in scope["headers"]}
     return scope["method"] == "OPTIONS" and names >= {b"origin", b"access-control-request-method"}
 
@@ -273,15 +281,15 @@ def tenant_of(scope: Scope) -> str:
 def _json_headers(
     pairs: Iterable[tuple[bytes, bytes]], headers: Mapping[str, bytes]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the headers of a request, with the media type of JSON for its body.
+    """Yield the headers of a request, with ``Content-Type: application/json``.
 
     Args:
         pairs: name and value of each header.
         headers: the same headers, by name in small letters.
 
     Raises:
-        ApiError: the body has another media type, or a page of another origin may have sent the
-            request.
+        ApiError: the client has set another media type, or a browser has sent the request without
+            ``application/json``: a page of another origin can do that without a preflight.
     """
     media_type = headers.get("content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
@@ -340,5 +348,8 @@ def _too_large(limit: int) -> ApiError:
 
 
 def error_response(error: ApiError, path: str = "") -> Response:
-    """Return the HTTP response that reports an error to a client of ``path``."""
+    """Return the HTTP response that reports an error of a request for ``path``.
+
+    The path chooses the format of the JSON body: Anthropic's for its API, else OpenAI's.
+    """
     return Response(json.dumps(error.body(path)), error.status, error.headers, "application/json")

@@ -21,9 +21,11 @@ from pronk.server.settings import RequestLimits
 # shows that a client does not read.
 _SEND_BUFFER = 2**17
 _READ_SIZE = 2**14  # maximum number of bytes to parse at a time
-_PROBE_SECONDS = 0.1  # interval at which a half-closed connection is probed
-_LINGER_SECONDS = 2.0  # seconds without data after which a lingering connection ends
-_LINGER_BODIES = 16  # number of bodies of the largest size that a lingering connection drops
+# Seconds between two tests whether the client of a half-closed connection has gone.
+_PROBE_SECONDS = 0.1
+# Limits of a lingering connection, which drops what the client still sends after the last response.
+_LINGER_SECONDS = 2.0  # seconds without new data after which the connection is closed
+_LINGER_BODIES = 16  # maximum number of dropped bytes, as a multiple of a body's maximum size
 
 
 class HttpProtocol(H11Protocol):
@@ -54,14 +56,16 @@ class HttpProtocol(H11Protocol):
         self.opened = self.loop.time()
         self._socket_transport = transport
         self.transport = _ClosingTransport(transport, self._close)  # type: ignore[assignment]
-        # Timers by name: "head" of a request, blocked "write", "end" of the last response,
-        # "linger", "probe".
+        # Running timers by name. "head" limits the time in which a request's head must arrive,
+        # "write" how long the send buffer may stay full, "end" how long the client may take to
+        # read the end of the last response, "linger" the time without new data while the
+        # connection lingers. "probe" is the next test of a half-closed connection.
         self._timers: dict[str, asyncio.TimerHandle] = {}
         # Bytes of the current body that are no content: the chunk sizes of the chunked encoding.
         self._chunk_overhead = 0
         self._half_closed = False  # whether the client sends no more, but still reads
         self._num_dropped = 0  # bytes that arrived while the connection lingered
-        self._linger_until = 0.0  # time of the event loop
+        self._linger_until = 0.0  # the event loop's time after which a lingering connection closes
         if len(self.connections) > 2 * self.limits.connections:
             transport.abort()
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
@@ -87,8 +91,9 @@ class HttpProtocol(H11Protocol):
             self._parse(data[start : start + _READ_SIZE])
         self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for the end of the current one. uvicorn has paused reading,
-            # and would miss a disconnect.
+            # The client has sent its next request before the response to the current one
+            # (pipelining). uvicorn has therefore paused reading, and would not notice that the
+            # client disconnects.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
@@ -117,7 +122,7 @@ class HttpProtocol(H11Protocol):
             return
         hint = getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST)
         status = HTTPStatus(hint)
-        # For a chunk with too long a size, h11 hints at the headers.
+        # h11 suggests status 431 (headers too large) also for a body's chunk with too long a size.
         if self.cycle is not None and self.cycle.more_body:
             status = HTTPStatus.BAD_REQUEST
         if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
@@ -136,13 +141,18 @@ class HttpProtocol(H11Protocol):
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         type(self).count_response("other", "none", status)
-        if self.cycle is not None and not self.cycle.response_complete:  # its body is malformed
+        # The malformed data is the body of the request that is running.
+        if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Begin with the next request if it has arrived; otherwise wait for it."""
+        """Begin with the next request if it has arrived.
+
+        Otherwise wait for the next request, or close the connection if the client has closed its
+        sending half.
+        """
         super().on_response_complete()
         self._update_head_timer()
         if self._half_closed and self.cycle.response_complete:  # no further request has arrived
@@ -184,7 +194,8 @@ class HttpProtocol(H11Protocol):
 
         A client that has closed both halves answers data with a reset of the connection. Before
         the response, the data is a status 100 (Continue), which clients of HTTP/1.1 skip. Clients
-        of HTTP/1.0 do not know this status, and get none.
+        of HTTP/1.0 do not know this status, and get none. ``sends=False`` only checks for the
+        reset, at intervals of ``_PROBE_SECONDS``.
         """
         knows_probes = self.scope["http_version"] == "1.1"
         if sends and knows_probes and self.conn.our_state is h11.SEND_RESPONSE:
@@ -203,7 +214,7 @@ class HttpProtocol(H11Protocol):
         client may still be sending. The connection then lingers: what arrives is dropped, up to
         limits of bytes and time.
         """
-        # The client may never read the end of the response.
+        # Abort the connection if the client does not read the end of the response in time.
         self._abort_after("end", self.limits.send_seconds)
         in_body = self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         has_more = bool(self.conn.trailing_data[0])
@@ -213,7 +224,7 @@ class HttpProtocol(H11Protocol):
         self.transport.lingers = True  # type: ignore[attr-defined]
         self._linger_until = self.loop.time() + self.limits.receive_seconds
         self._start_timer("linger", _LINGER_SECONDS, self._socket_transport.close)
-        with suppress(OSError):  # the client has reset the connection
+        with suppress(OSError):  # raised if the client has reset the connection
             self._socket_transport.write_eof()
         self._socket_transport.resume_reading()
 
@@ -246,7 +257,9 @@ class HttpProtocol(H11Protocol):
 
 
 class _ClosingTransport:
-    """Transport of a connection that is closed by a method of the protocol.
+    """Transport of a connection whose method ``close`` calls a function of the protocol.
+
+    All other methods are those of the wrapped transport.
 
     Attributes:
         lingers: whether the sending half is closed, and the receiving half is still open.

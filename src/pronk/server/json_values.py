@@ -27,7 +27,8 @@ def has_more_values(data: bytes, limit: int) -> bool:
     upper_bound = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
     if upper_bound <= limit:
         return False
-    # A loop, because islice() or len() would search all of the text in one call.
+    # A loop, because islice() or len() would search all of the text in one call, in which no other
+    # thread runs.
     return any(number == limit for number, _ in enumerate(_VALUES.finditer(data)))
 
 
@@ -40,8 +41,8 @@ def parse_json(text: str, *, parse_constant: Callable[[str], Any] | None = None)
 
     Args:
         text: JSON text.
-        parse_constant: returns the value of ``NaN``, ``Infinity`` and ``-Infinity``; ``None``: the
-            float.
+        parse_constant: function that is called with the text ``NaN``, ``Infinity`` or ``-Infinity``
+            and returns its value; with ``None``, the value is the float.
 
     Raises:
         ValueError: the text is no JSON.

@@ -19,15 +19,15 @@ from pronk.server.errors import to_api_error
 from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.serving import Stats
 
-# Upper bounds of the buckets of histograms: seconds per request, seconds per token, and numbers of
-# tokens.
+# Upper bounds of the buckets of histograms: _SECONDS for durations of requests, _TOKEN_SECONDS for
+# seconds per token, _TOKEN_COUNTS for numbers of tokens.
 _SHORT_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0)
 _LONG_SECONDS = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _SECONDS = _SHORT_SECONDS + _LONG_SECONDS
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# By name of a gauge: its help text, and the field of EngineLoad with its value.
+# Name of each gauge, with its help text and the field of EngineLoad that has its value.
 _GAUGES = {
     "vllm:num_requests_running": ("Running requests.", "running"),
     "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
@@ -72,7 +72,7 @@ class Metrics:
     """Counters, gauges and histograms of one model; all models of a server share a registry."""
 
     def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()  # not Prometheus' global registry
+        self.registry = CollectorRegistry()  # of its own, instead of Prometheus' global registry
         self._gauges = [(self._gauge(name, text), field) for name, (text, field) in _GAUGES.items()]
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
@@ -154,7 +154,7 @@ class Metrics:
     def for_model(self, model: str) -> Metrics:
         """Return the metrics of another model of the same server."""
         other = copy(self)
-        other._set_model(model)  # noqa: SLF001 - of this class
+        other._set_model(model)  # noqa: SLF001 - `other` is of this class
         return other
 
     def _set_model(self, model: str) -> None:
@@ -170,11 +170,12 @@ class Metrics:
         self.count_load(None)
 
     def count_load(self, engine: AsyncLLM | Dispatcher | None, result: str | None = None) -> None:
-        """Let the gauges show another engine, or zero for ``None``; count the result of a load.
+        """Let this model's gauges show the load of ``engine``, or zero if ``engine`` is ``None``.
 
-        ``result`` is ``loaded`` or ``failed``; ``None`` counts nothing.
+        ``result`` is the result of an attempt to load the model, ``loaded`` or ``failed``, which is
+        counted; ``None`` counts nothing.
         """
-        # A weak reference does not keep the model in memory.
+        # A weak reference, so that the gauges do not keep the model in memory after it is unloaded.
         find = (lambda: None) if engine is None else weakref.ref(engine)
         for gauge, field in self._gauges:
             gauge.labels(self._model).set_function(partial(_read_load, find, field))
@@ -288,7 +289,10 @@ class Metrics:
 
 
 def _read_load(find: Callable[[], AsyncLLM | Dispatcher | None], field: str) -> float:
-    """Return a field of the load of an engine; 0 if the engine is not in memory."""
+    """Return a gauge's value: the field ``field`` of the engine's ``EngineLoad``.
+
+    ``find`` returns the engine. The value is 0 if ``find`` returns ``None``: the model is unloaded.
+    """
     engine = find()
     return 0.0 if engine is None else float(getattr(engine.load, field))
 

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk import LLM, AsyncLLM, OptionError
-from pronk.backends import (
-    BLOCK_SIZE,
-    full_context_blocks,
-    kv_bytes_per_token,
-    parse_memory,
-    state_bytes,
-)
+from pronk.backends import default_kv_bytes, parse_memory
 from pronk.base import FairExecutor, size_texts
 from pronk.base.arrays import INT8
 from pronk.checkpoint import is_gguf, open_checkpoint, parse_dtype, read_config
@@ -32,7 +26,8 @@ _log = logging.getLogger(__name__)
 # Bytes of the tokenizer and its tables per token of the vocabulary. SmolLM2 (49,152 tokens) and
 # Qwen2.5 (151,936) need 450 to 550.
 _VOCABULARY_BYTES = 512
-# Largest fraction of the memory of all models that a KV cache of the default size may have.
+# Maximum size of one model's KV cache, as a fraction of the memory for all models; only if the
+# size of the KV cache was not set.
 _MAX_KV_FRACTION = 0.25
 
 
@@ -40,12 +35,12 @@ _MAX_KV_FRACTION = 0.25
 class MemoryEstimate:
     """Bytes of memory that a loaded model needs, without draft models and adapters."""
 
-    weights: int  # weights and tokenizer
-    kv: int  # KV cache, when it is full
+    weights: int  # bytes of the weights and the tokenizer
+    kv: int  # bytes of the KV cache when it is full
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
+        """Bytes of weights, tokenizer and full KV cache together."""
         return self.weights + self.kv
 
     def check_fits(self, name: str, memory: int, taken: int, kind: str) -> None:
@@ -78,12 +73,12 @@ class ModelLoader:
 
     path: Path
     options: Mapping[str, Any]  # arguments of :class:`pronk.LLM` without ``model``
-    settings: ServerSettings  # settings of the server with the name of this model
+    settings: ServerSettings  # settings of the server; ``name`` is the name of this model
     moderation_template: str = MODERATION_TEMPLATE
     memory: int | None = None  # bytes for all models of the server; ``None`` sets no limit
 
     def estimate(self) -> MemoryEstimate:
-        """Estimate the memory that the model needs from the headers of its files.
+        """Read the headers of the model's files, and estimate the memory that the model needs.
 
         Raises:
             CheckpointError: the files cannot be read.
@@ -100,11 +95,9 @@ class ModelLoader:
         if self.options["kv_memory"] is not None:
             kv = parse_memory(self.options["kv_memory"])
         else:
-            per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
-            per_block = BLOCK_SIZE * per_token
-            kv = full_context_blocks(config, self.options["max_batch"]) * per_block
-            if self.memory is not None:
-                kv = max(per_block, min(kv, int(self.memory * _MAX_KV_FRACTION)))
+            limit = None if self.memory is None else int(self.memory * _MAX_KV_FRACTION)
+            max_batch = self.options["max_batch"]
+            kv = default_kv_bytes(config, dtype, kv_dtype, max_batch, limit)
         return MemoryEstimate(weights + _VOCABULARY_BYTES * config.vocab_size, kv)
 
     def load(
@@ -117,7 +110,8 @@ class ModelLoader:
         """Load the model and start its engine.
 
         Args:
-            metrics: metrics of an earlier load, to go on with; ``None`` makes new ones.
+            metrics: metrics of this model from before an unload, whose counters go on; ``None``
+                makes new metrics.
             progress: called with the number of bytes loaded so far, and the total.
             executor: threads of the :class:`~pronk.async_llm.AsyncLLM`; ``None`` makes new ones.
 
@@ -146,7 +140,7 @@ class ModelLoader:
     def finish(service: Service) -> None:
         """Save the drafters' acceptance statistics and close the model of a service.
 
-        The service's engine thread has ended before.
+        Call it after the service's engine thread has ended.
         """
         llm = service.engine.llm
         assert isinstance(llm, LLM), "expected the LLM of load(), found another model"

@@ -25,7 +25,8 @@ from pronk.server.settings import ServerSettings
 from pronk.serving import REQUEST_THREADS, AdmissionLimit, recommended_params, sampling_values
 
 _log = logging.getLogger(__name__)
-# Seconds after a failed load in which requests for the model get the error at once.
+# Number of seconds after a failed load. Requests for the model get the error of the load at once
+# during this time; later requests load the model again.
 _RETRY_SECONDS = 30.0
 
 
@@ -34,19 +35,22 @@ class PooledModel:
     """A model of a :class:`ModelPool`, and its state; changed by the event loop only."""
 
     names: AdapterNames  # names of the model and its adapters
-    loader: ModelLoader | None  # ``None``: the model was loaded elsewhere, and stays loaded
+    # ``None`` if the model was loaded before the pool was made; it is then never unloaded.
+    loader: ModelLoader | None
     pinned: bool = False  # whether the model is never unloaded
     state: Literal["unloaded", "loading", "loaded", "failed"] = "unloaded"
-    service: Service | None = None  # set in the state ``loaded``
+    service: Service | None = None  # ``None`` unless the state is ``loaded``
     num_running: int = 0  # number of requests that use ``service``
     num_waiting: int = 0  # number of requests that wait for ``service``
-    # Whether new requests wait, because the memory is needed for another model.
+    # Whether new requests for the model wait, because it will be unloaded: another model needs its
+    # memory.
     retiring: bool = False
     last_use: float = 0.0  # time of the end of the last request, or of the load (``monotonic``)
     num_bytes: int = 0  # estimated memory, from the start of the load to the end of the unloading
     error: ApiError | None = None  # reason of the state ``failed``
     retry_at: float = 0.0  # time after which a failed load is tried again (``monotonic``)
-    # Entries for ``/v1/models`` that are known after the first load.
+    # Fields of the model's entry in the reply to ``/v1/models`` that are unknown before the first
+    # load, such as ``max_model_len``.
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -117,7 +121,7 @@ class ModelPool:
             REQUEST_THREADS, "pronk-requests", shared=settings.is_shared
         )
         self.draining = False
-        # The end of the process does not wait for a job of this executor.
+        # Models load in this executor, because the end of the process does not wait for its jobs.
         self._loading = FairExecutor(1, "pronk-models")
         self._metrics = {models[0]: self.metrics}
         for model in models[1:]:
@@ -126,13 +130,15 @@ class ModelPool:
         # A single model is not reloaded after its engine has ended; /ready reports it to the
         # supervisor.
         self._reloads = len(models) > 1 or idle_seconds is not None
-        # Requests that wait for a model to be loaded.
+        # Limit of the number of requests that wait for a model to be loaded; each tenant has a
+        # share.
         self._waiting = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # Models to load, by the tenants whose requests wait for them. The first model of the first
         # tenant loads now. Afterwards the first tenant goes behind the others.
         self._queue: dict[str, list[PooledModel]] = {}
         self._lock = asyncio.Lock()  # held while a model is loaded or unloaded
-        # Event that a model's state or count has changed; set and replaced each time.
+        # Wakes tasks that wait for a change of a model's state or number of requests. At each
+        # change, the event is set and replaced by a new one.
         self._changed = asyncio.Event()
         self._tasks = dict[str, asyncio.Task[None]]()
 
@@ -153,7 +159,7 @@ class ModelPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request waits or runs."""
+        """Whether a request waits for a model or runs on one."""
         if self.num_requests > 0:
             return True
         services = [model.service for model in self.models]
@@ -188,7 +194,10 @@ class ModelPool:
     async def stream(
         self, request: TextRequest, tenant: str = ""
     ) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield the chunks of the reply; see :meth:`Service.stream`."""
+        """Load the request's model if necessary; yield the chunks of the reply as JSON values.
+
+        There is one list of chunks per step of the engine, see :meth:`Service.stream`.
+        """
         async with (
             self.use(request.model, tenant) as (service, arrived),
             aclosing(service.stream(request, tenant, arrived=arrived)) as steps,
@@ -336,7 +345,8 @@ class ModelPool:
             async with self._lock:
                 if model.num_waiting and not self._is_usable(model):
                     await self._load(model)
-            self._queue[tenant] = self._queue.pop(tenant)  # behind the other tenants
+            # Move the tenant to the end, so that each other tenant comes first.
+            self._queue[tenant] = self._queue.pop(tenant)
             for wanted in self._queue.values():
                 if model in wanted:
                     wanted.remove(model)

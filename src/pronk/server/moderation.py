@@ -51,7 +51,7 @@ Answer with the letter of one category and nothing else."""
 
 @dataclass(frozen=True)
 class ModerationPrompt:
-    """Prompt that asks the model for the category of a text, and the scores in its answer."""
+    """Prompt that asks the model for a text's category, and reader of the scores in its answer."""
 
     tokenizer: Tokenizer
     # Template with {text}, {categories} and optionally {kind} (prompt or answer).
@@ -70,12 +70,19 @@ class ModerationPrompt:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Variables of the chat template: no thoughts before the letter of a category."""
+        """Variables of the chat template that switch off thoughts.
+
+        Without thoughts, the first token of the answer is the letter of a category.
+        """
         return thinking_options("none")
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters of a request whose log-probabilities :meth:`scores` reads."""
+        """Sampling parameters of the request that classifies a text.
+
+        The request generates one token, and reports the log-probability of each category's letter,
+        which :meth:`scores` reads.
+        """
         letter_ids = tuple(self.letter_ids().values())
         return SamplingParams(
             max_tokens=1, logprobs=0, logprob_token_ids=letter_ids, ignore_eos=True

@@ -18,7 +18,8 @@ from pronk.server.protocol.request import refuse
 from pronk.server.replicas.dispatcher import ModelReader
 from pronk.server.settings import model_key
 
-_NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")  # NAME=PATH
+# Value NAME=MODEL of the option --model.
+_NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")
 # Options of drafters that name a file; without them, the drafter reads a default file.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")
 # Options of drafters that name a file; without them, the drafter reads none.
@@ -84,8 +85,8 @@ def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callab
     The function raises ``ApiError`` for drafters that read files, because a request must not choose
     which files the server reads. The model's default drafter and the ``allowed`` ones are accepted.
     """
-    # Bind the allowed drafters now, so that errors show at once and loaded draft models stay in
-    # memory.
+    # Load the allowed drafters now: an error then ends the start of the server, not a request, and
+    # their draft models stay in memory.
     proposers: dict[Drafter, Any] = {make_drafter(spec): llm.get_proposer(spec) for spec in allowed}
 
     @lru_cache(256)
@@ -96,7 +97,9 @@ def drafter_selector(llm: LLM | ModelReader, allowed: Collection[str]) -> Callab
             raise refuse("drafter", str(error)) from error
         if drafter == llm.drafter:
             return drafter
-        if drafter in proposers:  # a drafter that keeps texts has a proposer per adapter
+        # A drafter that learns from texts has one proposer for each adapter, which the engine
+        # finds by the request's adapter. Any other drafter has the one proposer loaded above.
+        if drafter in proposers:
             proposer: Drafter = proposers[drafter]
             return proposer if drafter.for_adapter() is None else drafter
         drafters = _with_inner_drafters(drafter)
@@ -181,7 +184,8 @@ def _expand(values: Sequence[str]) -> Iterator[tuple[str | None, str | Path]]:
 
 def _models_in(name: str) -> list[Path]:
     """Return the models in a folder, sorted by name; none if ``name`` is no folder of models."""
-    with suppress(OSError, RuntimeError):  # a name that is no path is checked by resolve_model()
+    # Raised for a name that cannot be a path; resolve_model() checks the name later.
+    with suppress(OSError, RuntimeError):
         folder = Path(name).expanduser()
         if folder.is_dir() and not (folder / "config.json").is_file():
             files = gguf_models(sorted(path.name for path in folder.iterdir()))

@@ -41,7 +41,7 @@ _TEXT = "/v1/completions"
 _VECTORS = "/v1/embeddings"
 _LIST = "/v1/models"
 _FOREIGN: Mapping[str, str | None] = {
-    # Ollama
+    # paths of Ollama
     "/api/chat": _CHAT,
     "/api/generate": _TEXT,
     "/api/embed": _VECTORS,
@@ -53,7 +53,7 @@ _FOREIGN: Mapping[str, str | None] = {
     **dict.fromkeys(
         ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), None
     ),
-    # llama-server
+    # paths of llama-server
     "/completion": _TEXT,
     "/embedding": _VECTORS,
     "/apply-template": "/tokenize",
@@ -61,17 +61,17 @@ _FOREIGN: Mapping[str, str | None] = {
     "/slots": "/metrics",
     "/lora-adapters": _LIST,
     **dict.fromkeys(("/infill", "/rerank", "/reranking"), None),
-    # Text Embeddings Inference
+    # paths of Text Embeddings Inference
     "/embed": _VECTORS,
     "/embed_all": _VECTORS,
     "/decode": "/detokenize",
     "/info": _LIST,
     **dict.fromkeys(("/embed_sparse", "/predict", "/similarity"), None),
-    # Text Generation Inference
+    # paths of Text Generation Inference
     "/generate": _TEXT,
     "/generate_stream": _TEXT,
     "/chat_tokenize": "/tokenize",
-    # vLLM
+    # paths of vLLM
     "/ping": "/health",
     "/version": "/health",
     "/load": "/metrics",
@@ -82,7 +82,7 @@ _FOREIGN: Mapping[str, str | None] = {
         ("/rerank", "/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None
     ),
     **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter", "/reset_prefix_cache"), None),
-    # OpenAI and Anthropic
+    # paths of the APIs of OpenAI and Anthropic
     "/engines": _TEXT,
     "/edits": _CHAT,
     "/complete": "/v1/messages",

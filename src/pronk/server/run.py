@@ -94,7 +94,8 @@ class Server(uvicorn.Server):
             num_connections=lambda: len(self.server_state.connections),
             on_response=self._on_response,
         )
-        # uvicorn makes the protocol itself, so that a subclass passes these values.
+        # uvicorn creates the protocol objects itself. A subclass passes these values to them, as
+        # class attributes.
         protocol_values = {"limits": limits, "count_response": count_response}
         protocol = type("HttpProtocol", (HttpProtocol,), protocol_values)
         config = uvicorn.Config(
@@ -106,7 +107,7 @@ class Server(uvicorn.Server):
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            access_log=False,  # uvicorn would also log the query string
+            access_log=False,  # uvicorn would also log the query strings of requests
             log_config=_LOG,
             log_level="error",
             h11_max_incomplete_event_size=2 * limits.headers,
@@ -149,7 +150,7 @@ class Server(uvicorn.Server):
             for server in self.servers:
                 server.close()
             for connection in [*connections]:
-                connection.shutdown()  # at once, or after the response
+                connection.shutdown()  # closes at once, or after the response in progress
             flush_end = perf_counter() + _FLUSH_SECONDS
             await self._wait_until(lambda: not connections, max(end, flush_end))
         finally:
@@ -160,7 +161,7 @@ class Server(uvicorn.Server):
 
     async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
         """Wait until ``done()``, the time ``end`` (``perf_counter``), or the second signal."""
-        # uvicorn polls, too.
+        # uvicorn's own shutdown polls in the same way.
         while not (done() or self.force_exit or perf_counter() >= end):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -170,7 +171,7 @@ class Server(uvicorn.Server):
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         for task in tasks:
-            task.cancel()  # without effect on a finished task
+            task.cancel()  # a task that is finished ignores this
         if tasks:
             await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
         for connection in [*self.server_state.connections]:
@@ -226,7 +227,7 @@ def _listen(host: str, port: int) -> list[socket]:
         addresses = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in addresses]
     except OSError as error:
-        # Python appends the address in brackets.
+        # Python's text ends with the address in brackets, which the message below names, too.
         cause = str(error.strerror).partition(" (while")[0]
         msg = (
             f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"

@@ -69,7 +69,8 @@ from pronk.text import (
 
 T = TypeVar("T")
 B = TypeVar("B", bound=RequestBody)
-# Work on a request that yields between its parts, so that other requests go on; returns a ``T``.
+# Generator that does work on a request. It yields between parts of the work, called turns, so that
+# other requests can run; its return value has the type ``T``.
 Turns = Generator[None, None, T]
 
 
@@ -87,10 +88,10 @@ _PUBLISHED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk pad sep cls m
 # Time of one turn of tokenizing a request's texts. Afterwards, and before the next text, the texts
 # of other requests are tokenized.
 _TURN_SECONDS = 0.1
-# Work to write the parts of a reply, in the executor's unit (bytes of a request).
-_TOKEN_SIZE = 4  # per token
-_REPORT_SIZE = 16  # per log-probability with its token
-_NUMBER_SIZE = 1  # per number of an embedding
+# Work of encoding a reply, in the unit of FairExecutor: the work of parsing one byte of a request.
+_TOKEN_SIZE = 4  # work for each token of the reply
+_REPORT_SIZE = 16  # work for each log-probability with its token
+_NUMBER_SIZE = 1  # work for each number of an embedding
 
 
 class Service:
@@ -109,7 +110,7 @@ class Service:
         Args:
             engine: runs the requests.
             settings: names, limits and features of the server.
-            moderation_prompt: prompt that classifies texts; by default of the model's tokenizer.
+            moderation_prompt: prompt that classifies texts; ``None`` means the built-in prompt.
             metrics: metrics of an earlier load of the model; ``None`` makes new ones.
         """
         self.engine = engine
@@ -120,7 +121,7 @@ class Service:
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
-        # The cache keeps repetitions from filling the log.
+        # The cache drops repeated messages, which would fill the log.
         log = partial(_log.info, "a request has parts that its answer does not follow: %s")
         self._log_ignored = lru_cache(256)(log)
 
@@ -337,7 +338,7 @@ class Service:
         """Check a request and tokenize its prompts; runs in a thread, because requests are long."""
         request.check(self.settings.limits)
         if request.drafter is not None:
-            # An error is raised here, before the prompts are tokenized.
+            # An unknown drafter raises an error here, before the prompts are tokenized.
             self._select_drafter(request.drafter)
         prepared = yield from self._tokenize_prompts(request)
         if ignored := request.ignored():
@@ -499,7 +500,10 @@ class Service:
         return self._encode_conversation(request, begins_answer=begins_answer).token_ids
 
     def _check_conversation(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ``ApiError`` if a conversation exceeds the context in any chat template."""
+        """Raise ``ApiError`` if a conversation is too long for the model, whatever its template.
+
+        The check is fast, and comes before the chat template is rendered.
+        """
         context = self.engine.llm.config.context
         if len(messages) > context:  # each message has at least the token of its role
             problem = (
@@ -520,7 +524,7 @@ class Service:
         self._check_length(*texts)
 
     def _check_length(self, *texts: str | list[int] | None) -> None:
-        """Raise ``ApiError`` if texts exceed the context even with tokens of the greatest length.
+        """Raise ``ApiError`` if texts are longer than a context full of the longest tokens.
 
         A text is a string or a list of token ids; ``None`` has length 0.
         """
@@ -648,7 +652,10 @@ def _take_turn(turns: Turns[T]) -> tuple[T] | None:
 
 
 def _size_of(completions: Sequence[Completion]) -> int:
-    """Return the work to write a reply, in the executor's unit (bytes of a request)."""
+    """Return the work of encoding a reply, in the unit of :class:`FairExecutor`.
+
+    The unit is the work of parsing one byte of a request.
+    """
     num_tokens = 0
     num_reported = 0
     for completion in completions:

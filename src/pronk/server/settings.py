@@ -73,7 +73,7 @@ class ServerSettings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the server has several keys, whose requests have a share each."""
+        """Whether the server has several API keys, so that each key has a share of the limits."""
         return len({*self.keys}) > 1
 
     def __post_init__(self) -> None:

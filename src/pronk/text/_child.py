@@ -30,17 +30,17 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_MAX_ERROR = 300  # maximum characters of an error message
-_MAX_TRIED = 256  # number of token ids that are decoded on trial
-# Limits of replies: more tokens than any context window has, and the characters of their text.
+_MAX_ERROR = 300  # maximum characters of an error message in a reply
+_MAX_TRIED = 256  # number of token ids that are decoded on trial when the tokenizer is loaded
+# Limits of a reply: number of tokens, more than any context window has, and characters of text.
 _MAX_IDS = 2**21
 _MAX_TEXT = 2**25
-# Text of most kinds of characters, alone and repeated. A tokenizer that fails or is slow for common
-# texts fails with this one already when it is loaded.
+# A text with most kinds of characters, alone and repeated. It is encoded when the tokenizer is
+# loaded: a tokenizer that fails or is slow for common texts then fails at once.
 _TRIAL = "".join(map(chr, range(1, 256))) + "\n\n    \t" + "a" * 64 + "e\u0301 ﷺ 漢字 한글 🙂 ▁ <s>"
 
-_loaded: list[Tokenizer] = []  # the tokenizer, once it is loaded
-_failure: list[dict[str, str]] = []  # the reply if it cannot be loaded
+_loaded: list[Tokenizer] = []  # the tokenizer as the only element, once it is loaded
+_failure: list[dict[str, str]] = []  # reply to all requests if the tokenizer cannot be loaded
 
 
 def _load(text: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _try(call: Callable[[], object]) -> None:
-    """Call a function and suppress an Exception, which means that the tokenizer refuses a text.
+    """Call a function and ignore an Exception, with which a tokenizer refuses a text.
 
     For example, the vocabulary may lack a token for unknown characters. A panic, which is a
     BaseException, means that the tokenizer itself is broken, and is raised.
@@ -74,7 +74,7 @@ def _encode(request: dict[str, Any]) -> dict[str, Any]:
     encoding = tokenizer.encode(request["encode"], add_special_tokens=request["special"])
     if len(encoding.ids) > _MAX_IDS:
         raise MemoryError
-    if not request["offsets"]:  # left out, as offsets need much memory
+    if not request["offsets"]:  # offsets need much memory, so they are left out unless requested
         return {"ids": encoding.ids, "offsets": [], "mask": []}
     return {"ids": encoding.ids, "offsets": encoding.offsets, "mask": encoding.special_tokens_mask}
 
@@ -93,13 +93,16 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(line: bytes) -> bytes:
-    """Return the reply to a request; both are JSON in UTF-8."""
+    """Return the reply to a request.
+
+    ``line`` and the reply are JSON in UTF-8, as described at the top of this file.
+    """
     request = json.loads(line.decode("utf-8", "surrogatepass"))
     reply: dict[str, Any]
     try:
         reply = _failure[0] if _failure else _answer(request)
     except MemoryError:
-        raise  # ends the process
+        raise  # a panic of the tokenizers package ends the process
     except BaseException as error:  # noqa: BLE001 - panics of the tokenizers package are such
         reply = {"error": " ".join(str(error).split())[:_MAX_ERROR] or type(error).__name__}
         if "load" in request:

@@ -24,12 +24,12 @@ from collections.abc import Callable
 
 def _main(program: str, time_limit: float, memory_limit: int) -> None:
     answer: Callable[[bytes], bytes] = runpy.run_path(program)["answer"]
-    # Only Linux enforces the limit of the address space. On other systems, the time limit remains.
+    # Limit the address space, which only Linux enforces. Other systems have the time limit alone.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # noqa: PLC0415 - not on Windows
 
         resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     reply = b"ready"
     while True:
         sys.stdout.buffer.write(reply + b"\n")
@@ -57,7 +57,8 @@ def _limit_time(seconds: float, time_limit: float) -> None:
         time_limit = seconds
     else:
         signal.setitimer(signal.ITIMER_PROF, seconds)
-    faulthandler.dump_traceback_later(time_limit, exit=True)  # its thread needs no lock of Python
+    # its thread needs no lock of Python, so it also ends a busy process
+    faulthandler.dump_traceback_later(time_limit, exit=True)
 
 
 def _end_limits() -> None:

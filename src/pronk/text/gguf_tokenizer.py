@@ -35,17 +35,18 @@ from pronk.text.patterns import PRE_TOKENIZERS
 
 # Special tokens of Phi-3 after which white space is kept.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-# Metadata keys of the chat templates, by the names of these templates in model folders.
+# Metadata keys of chat templates in GGUF files, by the names of these templates in model folders.
 _TEMPLATE_KEYS = {
     "default": "tokenizer.chat_template",
     "tool_use": "tokenizer.chat_template.tool_use",
 }
-# Limits of the computation of merges from scores: characters of all splits of all tokens, and pairs
-# of tokens that form a token. A vocabulary of 262,144 tokens needs a tenth of either.
+# Limits of the computation of merges from scores: the number of characters in all splits of all
+# tokens into two, and the number of pairs of tokens that form a token. A vocabulary of 262,144
+# tokens needs a tenth of either.
 _MAX_SPLIT_CHARACTERS = 2**27
 _MAX_PAIRS = 2**22
-# Limit of the characters of added tokens, which an automaton finds before a text is split. Building
-# the automaton takes 4 µs per character. Well-known models have up to 80,000 characters.
+# Maximum number of characters of all added tokens. An automaton finds these tokens before a text is
+# split; building it takes 4 µs per character. Well-known models have up to 80,000 characters.
 _MAX_ADDED_CHARACTERS = 2**20
 _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
@@ -92,8 +93,8 @@ def read_tokenizer(
     templates = _chat_templates(file)
     try:
         backend = _MODELS[model](file, vocabulary)
-        # Phi-3's SentencePiece tokenizers strip white space after special tokens, which GGUF files
-        # do not record.
+        # Phi-3's SentencePiece tokenizers strip white space after special tokens. GGUF files do not
+        # say so.
         takes_space = model == "llama" and file.get("general.architecture") == "phi3"
         added = _special_tokens(vocabulary, takes_space=takes_space)
         if sum(len(token.content) for token in added) > _MAX_ADDED_CHARACTERS:
@@ -105,7 +106,7 @@ def read_tokenizer(
         backend.add_tokens(added)
     except TokenizerError:
         raise
-    except Exception as error:  # the package tokenizers raises Exception itself
+    except Exception as error:  # the package tokenizers raises plain Exceptions
         reason = describe_error(error)[:200]
         msg = (
             f"{file.path}: expected merges that match the tokens, found a mismatch ({reason}); "
@@ -126,7 +127,10 @@ def read_tokenizer(
 
 
 def _chat_templates(file: GgufFile) -> dict[str, str]:
-    """Return the Jinja sources of the chat templates ``default`` and ``tool_use``, if present."""
+    """Return the Jinja sources of the file's chat templates, by name: ``default`` and ``tool_use``.
+
+    Templates that the file lacks are left out.
+    """
     templates = {}
     for name, key in _TEMPLATE_KEYS.items():
         source = file.get(key)
@@ -227,12 +231,14 @@ def _parse_merge(merge: str) -> tuple[str, str]:
 def _merges_from_scores(
     file: GgufFile, vocab: dict[str, int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Return all pairs of tokens whose concatenation is a token, by descending score of that token.
+    """Return the merges of a SentencePiece BPE: all pairs of tokens that together are a token.
 
-    Pairs of equal score have the order of ``generate_merges`` in transformers, which has written
-    the ``tokenizer.json`` of these models.
+    The pairs are sorted by the score of the joined token, highest first. Pairs of equal score have
+    the order of ``generate_merges`` in transformers, which has written the ``tokenizer.json`` of
+    these models.
     """
-    num_characters = sum(len(token) ** 2 for token in vocab)  # of all splits of all tokens
+    # number of characters in all splits of all tokens
+    num_characters = sum(len(token) ** 2 for token in vocab)
     if num_characters > _MAX_SPLIT_CHARACTERS:
         refuse_tokens(
             file, "expected tokens that a second suffices to split, found too many long ones"
@@ -256,9 +262,9 @@ def _merges_from_scores(
 def _add_bos_eos(
     backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool
 ) -> None:
-    """Make ``backend`` add BOS and EOS to texts if the file says so.
+    """Make ``backend`` add BOS and EOS tokens around each text, as the file says.
 
-    ``add_bos`` is the default for BOS; the default for EOS is False.
+    If the file does not say, BOS is added if ``add_bos``, and EOS is not.
     """
     template = ["$A"]
     special_tokens = list[tuple[str, int]]()

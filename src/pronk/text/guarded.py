@@ -26,15 +26,15 @@ from pronk.base.errors import PromptError, TokenizerError, describe_error
 from pronk.text.known import decodes_as_known, is_known
 from pronk.text.limited_process import LimitedProcess
 
-# Limits of processor time in seconds: of loading a tokenizer or of all texts of a request, and what
-# each text and each character adds. An ordinary tokenizer takes at most a microsecond per
-# character.
+# Limits of processor time in seconds: for loading a tokenizer or converting all texts of a request,
+# and in addition for each text and for each character. An ordinary tokenizer takes at most a
+# microsecond per character.
 SECONDS = 4.0
 _SECONDS_PER_TEXT = 2.0**-10
 _SECONDS_PER_CHARACTER = 2.0**-19
-# Maximum size of the address space of a child process in bytes: for the interpreter and a text of a
-# million tokens (0.5 GiB), and for each byte of the file. A Unigram model takes up to 90 bytes per
-# byte of its file while it is loaded.
+# Maximum size of the address space of a child process in bytes: a part for the interpreter and a
+# text of a million tokens (which needs 0.5 GiB), and a part for each byte of the file. A Unigram
+# model takes up to 90 bytes per byte of its file while it is loaded.
 MEMORY = 2**30
 _MEMORY_PER_BYTE = 96
 _SLOW = "expected one that needs little time and memory, found one that exceeds a limit"
@@ -56,10 +56,10 @@ class GuardedEncoding(NamedTuple):
 
 @dataclass
 class TimeLimit:
-    """Processor time in seconds that the texts of a request may still take in a child process.
+    """Processor time in seconds that a request has left for its texts in a child process.
 
-    Each text and each of its characters add a little, so that many ordinary texts stay below the
-    limit.
+    Each text and each of its characters increase the limit a little, so that many ordinary texts
+    stay below it.
     """
 
     left: float = field(default_factory=lambda: SECONDS)
@@ -72,8 +72,8 @@ _time_limit: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=Non
 def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
     """Let all texts and tokens that this thread converts within the block share one time limit.
 
-    ``limit`` is given for a request whose texts are converted in several blocks. By default, the
-    time limit is that of an enclosing block, or a new one.
+    ``limit`` is for a request whose texts are converted in several blocks: each block continues the
+    same limit. By default, the limit is that of an enclosing block, or a new one.
     """
     if limit is None and _time_limit.get() is not None:
         yield
@@ -88,9 +88,10 @@ def shared_time(limit: TimeLimit | None = None) -> Iterator[None]:
 class GuardedTokenizer:
     """A tokenizer that converts texts in a child process, with limits of time and memory.
 
-    The methods are those of :class:`tokenizers.Tokenizer`. A known decoder runs in this process, as
-    do methods that read no text: those of ``backend``. Encoding a text beyond the limits raises a
-    PromptError; decoding tokens beyond the limits raises a TokenizerError.
+    The methods are those of :class:`tokenizers.Tokenizer`. Two kinds of methods run in this
+    process: decoding, if the decoder is a known one, and methods that read no text, which are those
+    of ``backend``. Encoding a text beyond the limits raises a PromptError; decoding tokens beyond
+    the limits raises a TokenizerError.
     """
 
     def __init__(self, text: str, *, decodes_here: bool) -> None:
@@ -103,31 +104,35 @@ class GuardedTokenizer:
         self.encode_special_tokens = False
         self._text = text
         self._decodes_here = decodes_here
-        # Two processes, so that decoding, for which all requests wait, never waits for an encoding.
+        # Two processes, because all requests wait for decoding: it must not wait for an encoding.
         self._encoder = _new_process(text)
         self._decoder = _new_process(text)
-        _ask(self._encoder, {}, 0)  # starts the process
+        # an empty request, which starts the process and loads the tokenizer
+        _ask(self._encoder, {}, 0)
         self.backend = load_here(text)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of ``backend``, the copy of the tokenizer in this process."""
-        if name == "backend":  # asked of a copy that has no attributes yet
+        """Return an attribute of ``backend``, which has the same tokenizer in this process.
+
+        This serves methods that convert no text, such as ``token_to_id``.
+        """
+        if name == "backend":  # an unpickled copy has no attributes yet
             raise AttributeError(name)
         return getattr(self.backend, name)
 
     def stop(self) -> None:
-        """End the child processes at once; see :meth:`pronk.text.tokenizer.Tokenizer.stop`."""
+        """End the child processes at once; conversions in progress fail with a ClosedError."""
         self._encoder.stop()
         self._decoder.stop()
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> GuardedEncoding:
-        """Return the tokens of a text, with offsets and mask."""
+        """Return the tokens of a text, with their offsets and the mask of special tokens."""
         return self._encode(sequence, add_special_tokens, has_offsets=True)
 
     def encode_batch(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[GuardedEncoding]:
-        """Return the tokens of each text, with offsets and masks.
+        """Return the tokens of each text, with their offsets and the masks of special tokens.
 
         The texts share one time limit.
         """
@@ -140,7 +145,7 @@ class GuardedTokenizer:
     def encode_batch_fast(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[GuardedEncoding]:
-        """Return the tokens of each text, without offsets and masks.
+        """Return the tokens of each text, without offsets and masks, which need more time.
 
         The texts share one time limit.
         """
@@ -176,7 +181,7 @@ class GuardedTokenizer:
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 
     def _encode(self, text: str, add_special_tokens: bool, *, has_offsets: bool) -> GuardedEncoding:
-        """Return the tokens of a text from the child process; raise a PromptError at a limit."""
+        """Return a text's tokens from the child process; raise a PromptError at a limit."""
         request = {
             "encode": text,
             "special": add_special_tokens,
@@ -198,7 +203,9 @@ class GuardedTokenizer:
 
 
 def load_backend(text: str) -> tokenizers.Tokenizer | GuardedTokenizer:
-    """Load the text of a ``tokenizer.json``, in this process only if all its components are known.
+    """Load the text of a ``tokenizer.json``.
+
+    The tokenizer runs in this process if all its components are known, else in a child process.
 
     Raises:
         TokenizerError: the child process does not load it within the limits.
@@ -209,7 +216,7 @@ def load_backend(text: str) -> tokenizers.Tokenizer | GuardedTokenizer:
     except (ValueError, RecursionError):
         file = None
     if not isinstance(file, dict):
-        file = {}  # the tokenizers package refuses it
+        file = {}  # the tokenizers package raises the error below
     if is_known(file):
         return load_here(text)
     return GuardedTokenizer(text, decodes_here=decodes_as_known(file))
@@ -220,7 +227,7 @@ def load_here(text: str) -> tokenizers.Tokenizer:
     with rust_panics_as_errors():
         backend = tokenizers.Tokenizer.from_str(text)
     if getattr(backend.model, "dropout", None):
-        # Dropout is meant for training: merges are left out at random.
+        # Drop the setting ``dropout``, which is meant for training: it leaves out merges at random.
         backend.model.dropout = None
     return backend
 
@@ -242,7 +249,8 @@ def rust_panics_as_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ == "PanicException":  # the package exports no such class
+        # the package does not export the class of its panics
+        if type(error).__name__ == "PanicException":
             msg = f"the tokenizers package failed: {error}"
             raise RuntimeError(msg) from error
         raise
@@ -262,10 +270,11 @@ def _new_process(text: str) -> LimitedProcess:
 
 
 def _ask(process: LimitedProcess, request: dict[str, Any], size: int) -> dict[str, Any] | None:
-    """Return the child process's reply to a request about ``size`` characters or tokens.
+    """Return the child process's reply to a request.
 
-    ``None`` stands for a request beyond the limits of time or memory. An error of the tokenizers
-    package raises a RuntimeError.
+    ``size`` is the number of characters or tokens in the request, which increases its time limit.
+    The result is ``None`` if the request exceeds the limits of time or memory. An error of the
+    tokenizers package raises a RuntimeError.
     """
     line = json.dumps(request).encode()
     with shared_time():

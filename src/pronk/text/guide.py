@@ -16,11 +16,11 @@ from pronk.base.keywords import known_keywords
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
-# Values of ``SamplingParams.guide_mode``, which explains them.
+# Values of ``SamplingParams.guide_mode``, which says what each of them does.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# Options of llguidance for JSON schemas: white space as in ``json.dumps``, or wherever JSON allows
-# white space. Unsupported keywords of a schema are errors (not lenient).
+# Options of llguidance for JSON schemas. White space is that of ``json.dumps``, or may be wherever
+# JSON allows it. Unsupported keywords of a schema are errors (not lenient).
 JSON_DUMPS_STYLE: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -29,10 +29,11 @@ JSON_DUMPS_STYLE: Mapping[str, Any] = {
 }
 WHITESPACE_STYLE: Mapping[str, Any] = {"whitespace_flexible": True, "lenient": False}
 
-# Maximum number of characters of a schema, expression or grammar, or of all texts of a choice.
+# Maximum number of characters of a schema, expression or grammar, and of all texts of a choice
+# together.
 MAX_SIZE = 2**18
 MAX_CHOICES = 1024
-# Maximum number of nested levels of a schema.
+# Maximum number of nested levels of a JSON schema.
 _MAX_DEPTH = 64
 
 
@@ -111,13 +112,13 @@ class Guide:
 
     @property
     def source(self) -> str:
-        """Text of the schema, expression or grammar; for ``choice`` the texts as a JSON list."""
+        """Text of the schema, expression or grammar; for ``choice``, the texts as a JSON list."""
         if self.choice is not None:
             return jsonlib.dumps(list(self.choice), ensure_ascii=False)
         return str(self.json or self.regex or self.grammar)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as JSON values."""
+        """Return the arguments of the constructor as JSON values, by name."""
         value = self.source if self.choice is None else list(self.choice)
         values: dict[str, Any] = {self.kind: value}
         if self.whitespace:
@@ -131,7 +132,7 @@ def _checked_schema(schema: object) -> str:
     Properties keep their order, which is the order of generation.
     """
     if isinstance(schema, str) and len(schema) > MAX_SIZE:
-        return schema  # the caller refuses its size
+        return schema  # the caller raises the error for its size
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) else schema
         too_deep = _depth(parsed) > _MAX_DEPTH

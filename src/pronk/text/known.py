@@ -1,14 +1,14 @@
-"""Components of a ``tokenizer.json`` that are known to need little time and memory for any text.
+"""Check whether a ``tokenizer.json`` is harmless: it needs little time and memory for any text.
 
 The tokenizers package limits nothing. A file may have a regular expression whose search takes
 years, normalizers that each make a text a hundred times longer, a table of bytes that is used
 without a check of its indices, or a model whose work grows with the square of a word's length.
-Nearly all language models use components without these dangers: the work of a known component is
-proportional to the length of the text, the text becomes at most a few times longer, and the
-component does not fail.
 
-A component is recognized by its type and by each of its settings that matters. A regular expression
-is recognized by its text.
+Nearly all language models use components (normalizer, pre-tokenizer, model, post-processor,
+decoder) without these dangers. This module calls such a component *known*: its work is proportional
+to the length of the text, it makes the text at most a few times longer, and it does not fail. A
+component is known if its type and each of its settings that matters are on the lists of this
+module. A regular expression is known if its text is on the list in :mod:`pronk.text.patterns`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pronk.text.patterns import PATTERNS
 
 Component = Mapping[str, Any]
 
-# Maximum number of components of a sequence, of pieces of a template, and of ids of a special token
-# in a template.
+# Maximum number of components of a sequence, of pieces of a post-processor's template, and of token
+# ids of one piece.
 _MAX_PARTS = 16
-# Limits of added tokens, for which an automaton is built. Well-known models have up to 6,500 of
-# them, with 60,000 characters.
+# Maximum number of added tokens, and of their characters together: the package builds an automaton
+# for them. Well-known models have up to 6,500 added tokens with 60,000 characters.
 _MAX_ADDED = 2**14
 _MAX_ADDED_CHARACTERS = 2**18
 
 
 def is_known(file: Component) -> bool:
-    """Return whether a parsed ``tokenizer.json`` encodes and decodes with known components only."""
+    """Return whether all components of a parsed ``tokenizer.json`` are known to be harmless."""
     return encodes_as_known(file) and decodes_as_known(file)
 
 
 def encodes_as_known(file: Component) -> bool:
-    """Return whether the model, the added tokens and all components for encoding are known."""
+    """Return whether all components for encoding are known: the model, the added tokens, …."""
     return (
         _has_usual_tokens(file.get("model"))
         and _is_known_model(file.get("model"))
@@ -49,7 +49,7 @@ def encodes_as_known(file: Component) -> bool:
 
 
 def decodes_as_known(file: Component) -> bool:
-    """Return whether the decoder is known, and no token is very long."""
+    """Return whether the decoder is known, and no token of the vocabulary is very long."""
     is_known_decoder = _is_known(file.get("decoder"), "decoders", _DECODERS)
     return is_known_decoder and _has_usual_tokens(file.get("model"))
 
@@ -59,8 +59,11 @@ def _is_known(
 ) -> bool:
     """Return whether a component is absent, known, or a sequence of known components.
 
-    ``members`` is the key under which a sequence has its components. Sequences of sequences are not
-    known.
+    Args:
+        component: value of a key of ``tokenizer.json``, such as that of ``normalizer``.
+        members: key under which a component of the type Sequence has its parts. Sequences within
+            sequences are not known.
+        known: known types of components, each with a function that checks the settings.
     """
     if component is None:
         return True
@@ -69,9 +72,9 @@ def _is_known(
 
 
 def _parts(component: object, members: str) -> list[Any] | None:
-    """Return a list of one component, or the components of a sequence.
+    """Return the parts of a component of the type Sequence, or the component itself as a list.
 
-    ``None`` stands for a value that is no component, and for a sequence of too many components.
+    ``None`` if the value is no component, or the sequence has too many parts.
     """
     if not isinstance(component, Mapping):
         return None
@@ -91,10 +94,10 @@ def _always(_: Component) -> bool:
 
 
 def _decomposes_once(normalizer: object) -> bool:
-    """Return whether at most one of the known parts of a normalizer decomposes characters.
+    """Return whether at most one part of a normalizer decomposes characters; the parts are known.
 
-    A decomposition may turn one character into 18. After a replacement, a second decomposition may
-    turn each of the 18 into 18.
+    Decomposition (NFC, NFD, NFKC, NFKD) may turn one character into 18. If a text replacement lies
+    in between, a second decomposition may turn each of the 18 into 18.
     """
     forms = ("NFC", "NFD", "NFKC", "NFKD")
     parts = _parts(normalizer, "normalizers") or ()
@@ -106,7 +109,7 @@ def _prepends_one(part: Component) -> bool:
 
 
 def _replaces_text(part: Component) -> bool:
-    """Return whether a component replaces a fixed text by a text that is not longer."""
+    """Return whether a component replaces a fixed text, and the new text is not longer."""
     pattern = part.get("pattern")
     content = part.get("content")
     text = pattern.get("String") if isinstance(pattern, Mapping) and len(pattern) == 1 else None
@@ -114,7 +117,7 @@ def _replaces_text(part: Component) -> bool:
 
 
 def _splits_at_known(part: Component) -> bool:
-    """Return whether a component splits at a fixed text, or at matches of a known expression."""
+    """Return whether a component splits at a fixed text or at matches of a known expression."""
     pattern = part.get("pattern")
     if not isinstance(pattern, Mapping) or len(pattern) != 1:
         return False
@@ -126,12 +129,13 @@ def _splits_at_known(part: Component) -> bool:
 
 
 def _strips_left(part: Component) -> bool:
-    # At the right end, the tokenizers package fails for texts shorter than the stripped part.
+    # Stripping at the right end is not known: the tokenizers package fails for texts that are
+    # shorter than the part to strip.
     return part.get("stop") == 0
 
 
 def _is_known_template(part: Component) -> bool:
-    """Return whether a post-processor adds only a few special tokens to each text.
+    """Return whether a post-processor's template adds only a few special tokens to each text.
 
     The post-processor must define these tokens. The template for pairs of texts may be empty, as
     prompts are single texts.
@@ -154,10 +158,9 @@ def _is_known_template(part: Component) -> bool:
 
 
 def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | None:
-    """Return the names of the texts in a template, such as ``["A"]`` of ``<s> $A``.
+    """Return the names of the texts in a template, such as ``["A"]`` in ``<s> $A``.
 
-    ``None`` stands for a template with a piece that is neither a text nor one of
-    ``special_tokens``.
+    ``None`` if a piece of the template is neither a text nor one of ``special_tokens``.
     """
     if not isinstance(pieces, list) or len(pieces) > _MAX_PARTS:
         return None
@@ -177,7 +180,10 @@ def _texts_of(pieces: object, special_tokens: Mapping[str, Any]) -> list[str] | 
 
 
 def _has_usual_tokens(model: object) -> bool:
-    """Return whether no token of a vocabulary is longer than those of well-known models."""
+    """Return whether no token of a vocabulary is longer than those of well-known models.
+
+    The decoder's work per token is then limited.
+    """
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     if isinstance(vocabulary, Mapping):
         return max(map(len, vocabulary), default=0) <= MAX_TOKEN_CHARACTERS

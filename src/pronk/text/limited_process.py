@@ -21,13 +21,14 @@ from weakref import WeakSet
 
 from pronk.base.errors import ClosedError, TokenizerError, refuse
 
-# Maximum seconds of a request, waiting included, for a machine with little processor time to spare.
+# Maximum seconds of a request, waiting included. On a busy machine, the processor time of a request
+# may take long to come.
 _WAIT = 60.0
-# Number of child processes that get a request: another one if the first was ended from outside.
+# Number of child processes that a request tries: another one, if the first was ended from outside.
 _TRIES = 2
-# Values of ``Popen.returncode`` of a child process that ends at a limit: ``_WAIT`` or a MemoryError
-# (1), memory that native code cannot allocate (SIGABRT), a full stack (SIGSEGV), processor time
-# (SIGPROF).
+# Return codes (``Popen.returncode``) with which a child process ends at a limit: ``_WAIT`` or a
+# MemoryError (1), memory that native code cannot allocate (SIGABRT), a full stack (SIGSEGV),
+# processor time (SIGPROF).
 _AT_LIMIT = {1, -6, -11, -27}
 
 
@@ -79,7 +80,7 @@ class LimitedProcess:
         self._setup = setup
         self._lock = threading.Lock()
         self._numbers = count()
-        self._num_stops = 0  # calls of :meth:`stop`
+        self._num_stops = 0  # number of calls of :meth:`stop` so far
         _processes.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +112,8 @@ class LimitedProcess:
             try:
                 return self._ask(request, limit, num_stops)
             except BaseException:
-                self._end()  # the next request must not get the reply to this one
+                # end the process: otherwise the next request would get the reply to this one
+                self._end()
                 raise
 
     def stop(self) -> None:
@@ -123,7 +125,8 @@ class LimitedProcess:
         child = self._child
         if child is not None:
             child.kill()
-        # If a request is in progress, its thread holds the lock and notices the end of the process.
+        # If a request is in progress, its thread holds the lock, and ends its request because the
+        # process has ended.
         if self._lock.acquire(blocking=False):
             try:
                 self._end()
@@ -136,9 +139,9 @@ class LimitedProcess:
             self._end()
 
     def forget(self) -> None:
-        """Drop the child process without ending it.
+        """Drop the child process without ending it, for use after a fork.
 
-        After a fork, the child process belongs to the original process.
+        There, the child process still belongs to the original process.
         """
         self._lock = threading.Lock()
         self._child = None
@@ -147,9 +150,10 @@ class LimitedProcess:
         self._end()
 
     def _ask(self, request: bytes, seconds: float, num_stops: int) -> ChildReply | None:
-        """Return the reply to a request, from a new child process if there is none.
+        """Return the reply to a request; start a child process if there is none.
 
-        ``num_stops`` is the number of calls of :meth:`stop` before the request.
+        ``num_stops`` is the number of calls of :meth:`stop` before the request. If it has
+        increased, the request fails with a ClosedError.
         """
         for _ in range(_TRIES):
             is_set_up = self._child is not None and self._child.poll() is None
@@ -195,7 +199,7 @@ class LimitedProcess:
         assert child.stdout is not None
         number = b"%d" % next(self._numbers)
         line = b""
-        with suppress(OSError):  # the process has ended
+        with suppress(OSError):  # an OSError means that the process has ended
             child.stdin.write(b"%b %b %b\n" % (number, str(seconds).encode(), request))
             child.stdin.flush()
             line = child.stdout.readline()
@@ -205,7 +209,7 @@ class LimitedProcess:
         return ChildReply(reply.removesuffix(b"\n"), float(taken))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Return a new child process once it is ready for requests."""
+        """Start a child process, and return it once it is ready for requests."""
         loop = Path(__file__).with_name("_limited_child.py")
         limits = (str(_WAIT), str(self._memory))
         child = subprocess.Popen(  # noqa: S603 - our own file, by our own interpreter
@@ -230,7 +234,7 @@ class LimitedProcess:
         return child
 
     def _end(self) -> int | None:
-        """End the child process and return its exit code; ``None`` without a child process."""
+        """End the child process, and return its exit code; ``None`` if there is no process."""
         child = self._child
         self._child = None
         return None if child is None else _kill(child)

@@ -15,11 +15,12 @@ from pronk.text.guarded import GuardedEncoding
 from pronk.text.stream import IncrementalDecoder
 from pronk.text.tokenizer import Tokenizer
 
-Name = Callable[[int], str]  # returns the text of a token alone, with the space at its beginning
+# function that returns the text of one token alone, with a space at its beginning if it has one
+Name = Callable[[int], str]
 
 
 class TokenOffsets:
-    """Counter of the positions of successive tokens.
+    """Computes the position in a text of each of successive tokens.
 
     Args:
         decoder: decoder of the tokens.
@@ -30,30 +31,34 @@ class TokenOffsets:
     def __init__(self, decoder: IncrementalDecoder, name: Name, position: int = 0) -> None:
         self._decoder = decoder
         self._name = name
-        self.position = position  # end of the text so far
+        self.position = position  # number of characters of the text so far
 
     def push(self, token: int) -> int:
-        """Return the position of the next token."""
+        """Add the next token, and return the position at which its text begins."""
         start = self.position
         text = self._decoder.push(token)
         name = self._name(token)
         self.position += len(text)
-        # ``text`` may begin with the text of earlier tokens, which were an incomplete character.
+        # ``text`` may begin with text of earlier tokens, if these were an incomplete character.
         return self.position - len(name) if text.endswith(name) else start
 
 
 def output_offsets(
     tokenizer: Tokenizer, name: Name, prompt: Sequence[int], position: int
 ) -> TokenOffsets:
-    """Return a counter of the positions of generated tokens.
+    """Return an object that computes the positions of generated tokens.
 
-    ``prompt`` are the token ids before them, and ``position`` is the end of the prompt's text.
+    ``prompt`` are the token ids before these tokens, and ``position`` is the number of characters
+    of the prompt's text.
     """
     return TokenOffsets(IncrementalDecoder(tokenizer, prompt), name, position)
 
 
 def prompt_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> str:
-    """Return the text of a prompt; that of token ids includes the names of special tokens."""
+    """Return the text of a prompt.
+
+    The text of token ids includes the names of special tokens, such as ``<|im_end|>``.
+    """
     if isinstance(prompt, str):
         return prompt
     decoder = IncrementalDecoder(tokenizer, shows_names=True)
@@ -61,7 +66,10 @@ def prompt_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> str:
 
 
 def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]) -> list[int]:
-    """Return the position of each token of a prompt in its :func:`prompt_text`."""
+    """Return the position of each token of a prompt.
+
+    A position counts characters of :func:`prompt_text`, in which the token's text begins.
+    """
     decoder = IncrementalDecoder(tokenizer, shows_names=True)
     offsets = TokenOffsets(decoder, name)
     if not isinstance(prompt, str):
@@ -80,11 +88,12 @@ def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]
 def _stated_offsets(
     prompt: str, encoding: tokenizers.Encoding | GuardedEncoding, name: Name
 ) -> list[int]:
-    """Return the positions that a tokenizer itself states for the tokens of a prompt.
+    """Return the position of each token of a prompt, from the offsets that the tokenizer states.
 
-    A tokenizer that changes the text, for example to Unicode NFC, decodes tokens to another text
-    than the prompt. The tokenizer's own offsets count characters of the prompt, but leave out the
-    space at the beginning of a token; here, the space belongs to the token.
+    These offsets serve if the tokenizer changes the text, for example to Unicode NFC: then the
+    decoded tokens are another text than the prompt. The tokenizer's offsets count characters of the
+    prompt, but leave out the space at the beginning of a token; here, the space belongs to the
+    token.
     """
     positions = list[int]()
     end = 0

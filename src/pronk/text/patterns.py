@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Parts that several of the regular expressions share.
+# Parts of regular expressions that several pre-tokenizers have in common.
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _OTHER_TEXT = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -31,7 +31,10 @@ _QWEN35_PATTERN = (
 
 
 class PreTokenizer(NamedTuple):
-    """Settings of a byte-level BPE tokenizer that depend on the name of its pre-tokenizer."""
+    """Settings of a byte-level BPE tokenizer that depend on its pre-tokenizer.
+
+    A GGUF file has only the name of the pre-tokenizer.
+    """
 
     # Regular expressions, applied in order: each splits every piece into its matches and the texts
     # between matches.
@@ -48,19 +51,19 @@ _DBRX = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",)
 _LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 PRE_TOKENIZERS = {
-    # The converter of llama.cpp writes "default" for models whose pre-tokenizer it does not know.
+    # The name that llama.cpp's converter writes for models whose pre-tokenizer it does not know.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "dbrx": _DBRX,  # OLMo 2 and 3, Phi-4, Granite 4
+    "dbrx": _DBRX,  # the pre-tokenizer of OLMo 2 and 3, Phi-4, Granite 4
     "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
-    "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # Phi-4-mini
+    "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # the pre-tokenizer of Phi-4-mini
     "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
     "qwen35": PreTokenizer((_QWEN35_PATTERN,), nfc=True),  # Qwen 3.5, 3.6 and 3.8, Qwen4-Exp
-    "refact": _SINGLE_DIGITS,  # Granite 3
-    "smaug-bpe": _DBRX,  # SmolLM3
+    "refact": _SINGLE_DIGITS,  # the pre-tokenizer of Granite 3
+    "smaug-bpe": _DBRX,  # the pre-tokenizer of SmolLM3
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
@@ -80,17 +83,17 @@ _POSSESSIVE_PATTERN = (
 _OTHER_PATTERNS = {
     _DEEPSEEK3_PATTERN,
     _POSSESSIVE_PATTERN,
-    r"\p{N}{1,3}",  # DeepSeek V3
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # DeepSeek V3: Chinese characters and kana
-    # GPT-2 as tiktoken writes it
+    r"\p{N}{1,3}",  # of DeepSeek V3
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # of DeepSeek V3: Chinese characters and kana
+    # of GPT-2, as tiktoken writes it
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"\s?\p{L}+",  # DeepSeek Coder
+    r"\s?\p{L}+",  # of DeepSeek Coder
     r"\s?\p{P}+",
-    # DeepSeek Coder: Chinese, Japanese, Korean and others
+    # of DeepSeek Coder: Chinese, Japanese, Korean and others
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     r"[0-9]",
     r"\d",
     r"[\r\n]",
-    "[\r\n]",  # DeepSeek Coder: the characters themselves
+    "[\r\n]",  # of DeepSeek Coder: like the one above, with the characters in place of escapes
 }
 PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))

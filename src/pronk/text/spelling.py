@@ -18,7 +18,7 @@ from pronk.text.tokenizer import Tokenizer
 
 Prefix = Literal["never", "first", "always"]
 
-# Keys under which a Sequence of ``tokenizer.json`` has its components.
+# Keys under which a component of the type Sequence in ``tokenizer.json`` has its parts.
 _LISTS = ("normalizers", "pretokenizers", "decoders")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
@@ -60,7 +60,10 @@ def spell(tokenizer: Tokenizer) -> Spelling:
 
 
 def _byte_level_texts(tokens: Mapping[int, str]) -> dict[int, bytes]:
-    """Return the bytes of byte-level tokens; UTF-8 of tokens with characters for no byte."""
+    """Return the bytes of the tokens of a byte-level vocabulary.
+
+    A token with a character that stands for no byte has the bytes of its UTF-8.
+    """
     alphabet = _byte_alphabet()
     texts = dict[int, bytes]()
     for i, token in sorted(tokens.items()):
@@ -70,9 +73,11 @@ def _byte_level_texts(tokens: Mapping[int, str]) -> dict[int, bytes]:
 
 
 def _sentencepiece_texts(tokens: Mapping[int, str], *, has_byte_tokens: bool) -> dict[int, bytes]:
-    """Return the bytes of SentencePiece tokens, with those of bytes (``<0x0A>``) at the end.
+    """Return the bytes of the tokens of a SentencePiece vocabulary, by id.
 
-    ``has_byte_tokens``: whether ``<0x0A>`` stands for a byte, not for its own characters.
+    Tokens of one byte (``<0x0A>``) come last, because encoding uses them only for characters
+    without a token. ``has_byte_tokens``: whether ``<0x0A>`` stands for a byte, not for its own
+    characters.
     """
     byte_tokens = dict[int, bytes]()
     texts = dict[int, bytes]()
@@ -98,10 +103,9 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _components(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a component of ``tokenizer.json`` as a list without Sequences.
+    """Return the parts of a component of ``tokenizer.json``, nested ones too.
 
-    The list is empty for an absent component, and has the parts of a Sequence in its place, nested
-    ones too.
+    A component that is no Sequence is its only part, and an absent component has none.
     """
     if component is None:
         return []
@@ -134,7 +138,10 @@ def _remove_prefix(component: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _prefix(components: list[dict[str, Any]]) -> Prefix:
-    """Return where the components of a normalizer and a pre-tokenizer add a space."""
+    """Return where the components of a normalizer and a pre-tokenizer add a space to a text.
+
+    The values are those of :attr:`Spelling.prefix`.
+    """
     for component in components:
         if component["type"] == "Metaspace":
             return component["prepend_scheme"]

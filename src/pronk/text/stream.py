@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from pronk.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# Number of tokens at the prompt's end that are decoded together with the first output tokens.
+# Number of tokens at the prompt's end that are decoded together with the first output tokens,
+# because the text of a token depends on its neighbours.
 _CONTEXT = 5
-# Number of tokens after which an incomplete character counts as invalid bytes.
+# Number of tokens after which bytes that form no whole character count as invalid.
 _PATIENCE = 16
 
 
@@ -56,9 +57,9 @@ class IncrementalDecoder:
         self._shows_names = shows_names
         with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
         self._window = [*islice(with_text, _CONTEXT)][::-1]
-        # Beginning of the window's text that was returned already.
+        # Text that was returned already, at the beginning of the window's text.
         self._returned = self._decode(self._window)
-        # Number of tokens at the window's start whose whole text was returned.
+        # Number of tokens at the beginning of the window whose whole text was returned.
         self._num_done = len(self._window)
 
     def push(self, token_id: int) -> str:
@@ -110,8 +111,8 @@ class IncrementalDecoder:
     def _start(self, text: str) -> int:
         """Return the offset in ``text``, the text of the window, at which the new part begins.
 
-        If the prompt ends inside a character, ``_returned`` ends with U+FFFD, and ``text`` may have
-        the whole character instead.
+        If the prompt ends inside a character, ``_returned`` ends with U+FFFD where ``text`` may
+        have the whole character.
         """
         if text.startswith(self._returned):
             return len(self._returned)
@@ -123,7 +124,7 @@ class IncrementalDecoder:
         self._returned = self._decode(self._window)
 
     def _skip_invalid_bytes(self, text: str) -> str:
-        """Cut the window at the last token boundary that splits no character.
+        """Drop tokens from the window's start, up to the last boundary that splits no character.
 
         Otherwise, the window would grow without bound in a text of invalid bytes.
 
@@ -142,8 +143,8 @@ class IncrementalDecoder:
 
 
 def prefix_at_end(text: str, marker: str) -> str:
-    """Return the longest proper prefix of ``marker`` at the end of ``text``; ``""`` if none is."""
-    # A stop string may have 4,000 characters, but the text is often that of one token.
+    """Return the longest proper prefix of ``marker`` with which ``text`` ends; ``""`` if none."""
+    # A stop string may have 4,000 characters, but ``text`` is often that of one token.
     largest = min(len(marker) - 1, len(text))
     for size in range(largest, 0, -1):
         if text.endswith(marker[:size]):
@@ -168,11 +169,13 @@ class StopScanner:
         if not all(stops):
             refuse("stop", f"expected non-empty strings, found {list(stops)!r}", OptionError)
         self._stops = [*stops]
-        # End of the scanned text, which may belong to a stop string; earlier text was returned.
+        # End of the scanned text, which may be the beginning of a stop string; the text before it
+        # was returned.
         self._held = ""
-        # Begin and end of each name in ``_held``; the begin of a name that is cut is negative.
+        # Begin and end of each name of a special token in ``_held``, in characters. The begin of a
+        # name whose first characters were returned is negative.
         self._names: list[tuple[int, int]] = []
-        self._stop: str | None = None  # the first complete stop string
+        self._stop: str | None = None  # the first stop string that is complete
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Scan a further piece of the text.
@@ -184,22 +187,28 @@ class StopScanner:
         return self._scan(text)
 
     def push_name(self, name: str) -> tuple[str, str | None]:
-        """Scan the name of a special token, which the output lacks; otherwise like :meth:`push`."""
+        """Scan the name of a special token, which stop strings may contain and the output lacks.
+
+        The result is that of :meth:`push`.
+        """
         if self._stops:
             self._names.append((len(self._held), len(self._held) + len(name)))
             return self._scan(name)
         return "", None
 
     def flush(self) -> str:
-        """End the stream, and return the withheld text: the beginning of a stop string at most."""
+        """End the stream, and return the withheld text, at most the beginning of a stop string."""
         return "" if self._stop else self._take(len(self._held))
 
     def _scan(self, text: str) -> tuple[str, str | None]:
-        """Append to the scanned text; return the output that becomes final, and the stop string."""
+        """Append a text to the scanned text.
+
+        Return the output that becomes final, and the stop string that is complete, or ``None``.
+        """
         if self._stop is not None:
             return "", self._stop
         self._held += text
-        found = list[tuple[int, int, str]]()  # end, begin and text of each stop string
+        found = list[tuple[int, int, str]]()  # end, begin and text of each stop string found
         for stop in self._stops:
             at = self._find(stop)
             if at is not None:
@@ -213,9 +222,10 @@ class StopScanner:
         return self._take(cut), self._stop
 
     def _find(self, stop: str) -> int | None:
-        """Return the first offset of a stop string in the withheld text.
+        """Return the first offset of the stop string ``stop`` in the withheld text, or ``None``.
 
-        Offsets at which the stop string would begin or end within a name do not count.
+        Offsets at which the stop string would begin or end within the name of a special token do
+        not count.
         """
         at = self._held.find(stop)
         while at >= 0 and (self._splits_name(at) or self._splits_name(at + len(stop))):
@@ -226,9 +236,9 @@ class StopScanner:
         return any(begin < at < end for begin, end in self._names)
 
     def _take(self, cut: int) -> str:
-        """Remove the first ``cut`` characters of the scanned text, and return them without names.
+        """Remove the first ``cut`` characters of the scanned text.
 
-        The names are those of special tokens.
+        Return them without the names of special tokens, which the output lacks.
         """
         parts = list[str]()
         start = 0
@@ -242,11 +252,12 @@ class StopScanner:
 
 
 class TextStream:
-    """Detokenization and stop strings of one request.
+    """Text of one request from its tokens, up to the first stop string.
 
     The search for stop strings begins at token number ``min_tokens``, so that the text has at least
-    ``min_tokens`` tokens. Parsers of answers need the text before a special token when that token
-    arrives. Such text is therefore withheld only if it and the token may begin a stop string.
+    ``min_tokens`` tokens. Parsers of answers need all text before a special token once that token
+    has arrived. Text before a special token is therefore withheld only if both together may begin a
+    stop string.
     """
 
     def __init__(
@@ -260,8 +271,8 @@ class TextStream:
     def push(self, token: int, *, is_end: bool = False) -> tuple[str, str | None]:
         """Return the text that becomes final with a token, and the stop string found or ``None``.
 
-        ``is_end``: whether the token ends the text. The output then lacks the token's text, as it
-        lacks names of special tokens.
+        ``is_end``: whether the token ends the text, as an end-of-text token does. The output then
+        lacks the token's text, as it lacks names of special tokens.
         """
         text = self._decoder.flush() if is_end else self._decoder.push(token)
         if self._unscanned:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Text of tokens in which each special token is a lone surrogate, a character that no decoded text
-# contains.
+# Text of tokens in which a lone surrogate stands for each special token. No decoded text contains
+# this character, so a marker that is a special token differs from the same marker in ordinary text.
 Symbols = str
-# Number of tokens at the end of a prompt in which the begin marker is searched.
+# Number of tokens at the end of a prompt that are searched for the begin marker.
 _PROMPT_TAIL = 16
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -44,9 +44,9 @@ from pronk.text.guarded import (
 _TEMPLATE_FILE = "chat_template.jinja"
 _TEMPLATE_FOLDER = "additional_chat_templates"
 
-# Length, in characters or tokens, above which a text is converted as a batch of one. The tokenizers
-# package converts a million characters or tokens in a second. It holds Python's lock meanwhile, so
-# that other threads wait, except in its functions for batches.
+# Number of characters or tokens above which a text is converted as a batch of one. The tokenizers
+# package holds Python's lock while it converts, at a million characters or tokens per second, and
+# other threads wait; its functions for batches do not hold the lock.
 _LONG = 2**12
 
 
@@ -79,7 +79,7 @@ class Tokenizer:
         tool_template: str | None = None,
         template_key: str = "chat_template in tokenizer_config.json",
     ) -> None:
-        # Drop the file's settings for truncation and padding, which are meant for training.
+        # Drop the settings for truncation and padding in the file, which are meant for training.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -88,7 +88,7 @@ class Tokenizer:
         self._tool_template = tool_template
         self._template_key = template_key
         self._templates: dict[str, ChatTemplate] = {}  # compiled templates by their sources
-        self._token_texts: dict[int, str | None] = {}  # results of token_text() by token id
+        self._token_texts: dict[int, str | None] = {}  # results of token_text(), by token id
 
     @classmethod
     def load(
@@ -185,14 +185,17 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of tokenizer, special tokens and chat templates, 16 hexadecimal digits."""
+        """Hash of tokenizer, special tokens and chat templates, 16 hexadecimal digits.
+
+        By the digest, replicas of a model check that they convert texts alike.
+        """
         templates = [self.chat_template, self._tool_template]
         rest = json.dumps([self._special_tokens, templates], sort_keys=True)
         return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
 
     @cached_property
     def vocabulary_json(self) -> str:
-        """Text of ``tokenizer.json`` for other packages, which read its tokens only.
+        """Text of ``tokenizer.json`` for packages that need the tokens only, such as llguidance.
 
         The text of a tokenizer in a child process lacks its normalizer, pre-tokenizer and
         post-processor, which may be slow or fail.
@@ -238,8 +241,9 @@ class Tokenizer:
     def joins_texts(self) -> bool:
         """Whether tokens of whole characters have the same text alone and among other tokens.
 
-        If so, the text of a sequence of such tokens is the joined text of each. Byte-level
-        tokenizers have this property; SentencePiece drops the space at the beginning of a text.
+        If so, the text of a sequence of such tokens is the concatenation of the tokens' texts.
+        Byte-level tokenizers have this property; SentencePiece drops the space at the beginning of
+        a text.
         """
         return isinstance(self.backend.decoder, decoders.ByteLevel)
 
@@ -280,13 +284,16 @@ class Tokenizer:
         except PronkError:
             raise
         except Exception as error:
-            # The tokenizers package raises Exception itself, and TypeError for lone surrogates.
+            # The tokenizers package raises plain Exceptions, and a TypeError for lone surrogates.
             raise encoding_error(text, error) from error
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text, on several threads; otherwise like :meth:`encode`."""
+        """Return the token ids of each text; several threads encode the texts.
+
+        Arguments and errors are those of :meth:`encode`.
+        """
         try:
             with rust_panics_as_errors():
                 encodings = self.backend.encode_batch_fast(
@@ -353,8 +360,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation.
 
-        Arguments and errors are those of :meth:`chat`; an empty result raises a PromptError, too.
-        If the messages are ``trusted``, names of special tokens (such as ``<|im_end|>``) in
+        Other arguments and errors are those of :meth:`chat`; an empty result raises a PromptError,
+        too. If the messages are ``trusted``, names of special tokens (such as ``<|im_end|>``) in
         messages and tools become these tokens, as in transformers. Names in untrusted messages are
         encoded as ordinary text (:func:`pronk.text.chat.messages.disguise`).
         """
@@ -414,22 +421,19 @@ class Tokenizer:
             placeholders: private characters of both texts (:meth:`_hide_names`).
         """
         shared = common_length(text, other)
-        start = max((text.rfind(name, 0, shared) for name in self._special_names), default=-1)
+        places = [place for place, token in enumerate(ids) if token in self.special_ids]
+        # The vocabulary may have thousands of special tokens; a conversation has a few of them.
+        names = {self.token_name(ids[place]) for place in places}
+        start = max((text.rfind(name, 0, shared) for name in names), default=-1)
         if start >= 0:
-            before = sum(text.count(name, 0, start) for name in self._special_names)
-            places = [place for place, token in enumerate(ids) if token in self.special_ids]
-            part = self._encode_revealed(self._up_to_special(text, start, shared), placeholders)
+            before = sum(text.count(name, 0, start) for name in names)
+            part = self._encode_revealed(_up_to(names, text, start, shared), placeholders)
             first = places[before] if before < len(places) else len(ids)
             if part and ids[first : first + len(part)] == part:
-                other_part = self._up_to_special(other, start, shared)
+                other_part = _up_to(names, other, start, shared)
                 other_ids = self._encode_revealed(other_part, placeholders)
                 return first + common_length(part, other_ids)
         return common_length(ids, self._encode_revealed(other, placeholders))
-
-    def _up_to_special(self, text: str, start: int, stop: int) -> str:
-        """Return a text from ``start`` up to the first special token at ``stop`` or later."""
-        places = [text.find(name, stop) for name in self._special_names]
-        return text[start : min((place for place in places if place >= 0), default=len(text))]
 
     def _hide_names(
         self, messages: Messages, tools: Tools | None, *, trusted: bool
@@ -469,10 +473,10 @@ class Tokenizer:
         return self._encode_revealed(hidden["text"], placeholders)
 
     def _encode_revealed(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
-        """Return the token ids of a text in which private characters hide names of special tokens.
+        """Return the token ids of a prompt with private characters for names of special tokens.
 
-        :func:`disguise` puts these ``placeholders`` into messages. Each hidden name becomes
-        ordinary tokens, even where it spells a special token.
+        :func:`disguise` put these ``placeholders`` into untrusted messages. Each hidden name
+        becomes ordinary tokens, so that it has no effect as a special token.
         """
         encode = partial(self.encode, add_special_tokens=False)
         ids = list[int]()
@@ -489,6 +493,12 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _up_to(names: Collection[str], text: str, start: int, stop: int) -> str:
+    """Return a text from ``start`` up to the first of ``names`` at ``stop`` or later."""
+    places = [text.find(name, stop) for name in names]
+    return text[start : min((place for place in places if place >= 0), default=len(text))]
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
@@ -511,7 +521,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
     except TokenizerError as error:
         msg = f"{path}: {error}; restore it from its source"
         raise TokenizerError(msg) from error
-    except Exception as error:  # the tokenizers package raises Exception itself
+    except Exception as error:  # the tokenizers package raises plain Exceptions
         reason = describe_error(error)
         msg = (
             f"{path}: expected a tokenizer, found an unreadable file ({reason}); "
@@ -521,7 +531,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens in ``tokenizer_config.json``, by their names."""
+    """Return the special tokens in ``tokenizer_config.json``, by name such as ``bos_token``."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, Mapping) else value

@@ -33,10 +33,10 @@ from pronk.torch.convert import to_array, to_tensor, torch_dtype
 
 
 class TorchCache(PagedCache):
-    """A cache of tensors: ``[kv_heads, slots, head_dim]``, and ``[1, slots, width]`` for features.
+    """A KV cache of torch tensors on ``device``.
 
-    Keys and values of a layer are ``[kv_heads, slots, head_dim]``, and kept outputs of a layer are
-    ``[1, slots, hidden]``.
+    Keys and values of a layer are ``[kv_heads, slots, head_dim]``. A saved feature, such as the
+    output of a layer, is ``[1, slots, width]``.
 
     Raises:
         OptionError: ``kv_dtype`` is int8, which only the kernels support.
@@ -71,7 +71,7 @@ class TorchCache(PagedCache):
 
         Args:
             layer: number of the layer, from 0.
-            slots: int64 ``[rows]``.
+            slots: int64 ``[rows]``, a slot for each row of ``k`` and ``v``.
             k: keys ``[rows, kv_heads, head_dim]``.
             v: values ``[rows, kv_heads, head_dim]``.
         """
@@ -103,7 +103,7 @@ class VisibleKeys(NamedTuple):
     """The keys that the rows of an entry see, the same for all layers with the same window."""
 
     num_rows: int
-    slots: Tensor  # int64 ``[keys]``
+    slots: Tensor  # slot of each key in the cache, int64 ``[keys]``
     # Bool ``[rows, keys]``: whether a row sees a key. The mask of a row that sees no key is True
     # for all keys, because a softmax over no keys is NaN; ``sees_any`` sets its output to zero.
     mask: Tensor
@@ -115,11 +115,14 @@ def visible_keys(
 ) -> list[VisibleKeys]:
     """Return the visible keys of each entry of a batch.
 
-    The keys of a request are its cached tokens within the window, then the nodes of its tree if the
-    pass writes the cache.
+    The keys of an entry are its cached tokens that a row's window reaches, then the nodes of its
+    tree if the pass writes their keys to ``cache``.
 
-    ``cache`` has this ``number`` in :class:`KVSource`. The keys of an entry are its cached tokens
-    from ``start`` on, then the nodes of its tree if the pass writes the cache.
+    Args:
+        batch: the rows of the pass.
+        cache: the cache with the keys.
+        number: number of ``cache`` in :class:`KVSource`; 0 is the cache that the pass writes.
+        window: number of tokens that a row sees, its own included; ``None`` sets no limit.
     """
     found = []
     for entry in batch.entries:
@@ -187,8 +190,8 @@ def attend_rows(
     """Return the attention of all rows to the keys and values of a layer, ``[rows, heads · d]``.
 
     The query heads of each key/value head are stacked as rows, so that one matrix product serves
-    all of them. The output of a row that sees no key is zero: in a text of one token, or if the
-    blocks of its window are released.
+    all of them. The output of a row that sees no key is zero. A row sees none in cross-attention if
+    it is the first token of the text, or if the blocks of its window are released.
 
     Args:
         queries: ``[rows, heads, d]``.
@@ -263,9 +266,10 @@ def capped_attention(
 
 
 class TorchPass:
-    """The buffers of one run of a program, by name, and its rows.
+    """State of one run of a program: its rows, and the tensors ("buffers") of its operations.
 
-    ``batch`` is ``None`` for a program that needs nothing but the rows of the stream.
+    An operation reads and writes buffers by name. ``batch`` is ``None`` for a program that reads
+    neither tokens nor the cache, only the hidden states in the buffer ``stream``.
     """
 
     def __init__(
@@ -280,15 +284,16 @@ class TorchPass:
         self.cache = cache
         self.collected = collected
         self.device = device
-        self._made: dict[object, Any] = {}  # values that all layers share, by key
+        self._made: dict[object, Any] = {}  # results of once(), which all layers share, by key
         self.buffers: dict[str, Tensor] = {"stream": stream}
-        self._parts: dict[int, Tensor] = {}  # parts of the rows of ``A``, until all are written
+        # Parts of the buffer ``A`` by index, until store() has all of them.
+        self._parts: dict[int, Tensor] = {}
         self.pairs_per_expert: list[int] = []
-        self.num_experts_read = 0  # over all layers
+        self.num_experts_read = 0  # number of experts with at least one row, summed over layers
 
     @property
     def batch(self) -> ForwardBatch:
-        """The batch of the rows."""
+        """The batch that this run computes; an assertion fails if there is none."""
         assert self._batch is not None, "expected a batch for tokens and attention, found none"
         return self._batch
 
@@ -299,9 +304,11 @@ class TorchPass:
         return self._made[key]
 
     def store(self, name: str, part: tuple[int, int] | None, x: Tensor) -> None:
-        """Set a buffer, or with ``part`` = (index, number of parts) a part of the buffer ``A``.
+        """Store ``x`` as the buffer ``name``, or as one part of the buffer ``A``.
 
-        The parts are joined along the last dimension once all of them are stored.
+        ``part`` is ``None`` for a whole buffer. Otherwise it is (index of the part, number of
+        parts), and ``name`` has no effect. Once all parts are stored, they are joined along the
+        last dimension.
         """
         if part is None:
             self.buffers[name] = x
@@ -313,7 +320,10 @@ class TorchPass:
             )
 
     def rotate(self, x: Tensor, rope: RopeTable) -> Tensor:
-        """Apply a rotation to ``x`` ``[rows, heads, head_dim]``."""
+        """Apply rotary position embeddings to ``x`` ``[rows, heads, head_dim]``.
+
+        ``rope`` has the cosines and sines of each position.
+        """
 
         def entries_of_rows() -> Tensor:
             entries, by_row = self.batch.rope_entries(rope)
@@ -329,7 +339,7 @@ class TorchPass:
 
     @cached_property
     def adapted_rows(self) -> list[tuple[int, Tensor]]:
-        """The number of each adapter in this pass, and the indices of its rows."""
+        """For each adapter of the batch's requests: its number, and the indices of its rows."""
         if self._batch is None:
             return []
         numbers = [entry.block_table.adapter for entry in self.batch.entries]
@@ -339,7 +349,11 @@ class TorchPass:
         ]
 
     def growth(self, growth: float, period: int) -> Tensor:
-        """Return the factor ``[rows, 1, 1]`` of the queries; see ``ModelConfig.query_growth``."""
+        """Return a factor for the queries of each row, ``[rows, 1, 1]``.
+
+        The factor ``1 + growth · log(1 + position // period)`` grows with the row's position; see
+        ``ModelConfig.query_growth``.
+        """
         factors = 1.0 + growth * np.log1p(self.batch.positions // period)
         return torch.from_numpy(factors).to(self.device, self.buffers["stream"].dtype)[
             :, None, None

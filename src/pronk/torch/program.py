@@ -49,7 +49,10 @@ def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tens
 
 
 def _clamped(gate: Tensor) -> Tensor:
-    """Return ``gate · sigmoid(1.702 · gate)``, the activation of gpt-oss; a gate is at most 7."""
+    """Return ``gate · sigmoid(1.702 · gate)``, the activation of gpt-oss.
+
+    The caller has limited ``gate`` to values of at most 7.
+    """
     return gate * torch.sigmoid(1.702 * gate)
 
 
@@ -85,7 +88,11 @@ class TorchProgram(Program):
         part: tuple[int, int] | None = None,
         zero_first: bool = False,
     ) -> None:
-        """Append the operation :meth:`Program.embed`; the embeddings stay in the main memory."""
+        """Append the operation :meth:`Program.embed`.
+
+        The embedding table stays in the main memory; only the rows of the batch's tokens are copied
+        to the device.
+        """
         scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
         normalize = self._norm(norm)
 
@@ -293,10 +300,11 @@ class TorchProgram(Program):
     def _mix(
         experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
     ) -> Tensor:
-        """Return the outputs of each row's experts.
+        """Return the outputs of the experts that the router has chosen for each row.
 
-        The result has an output for each pair of a row and an expert. If ``experts.gathers``, it
-        has an output for each row: the weighted sum over the row's experts.
+        The result has one output for each pair of a row and an expert, ordered by expert. If
+        ``experts.gathers``, it has one output for each row: the sum of the outputs of the row's
+        experts, weighted by the router.
         """
         rows = state.buffers["pair_rows"]
         shares = state.buffers["shares"]
@@ -309,7 +317,8 @@ class TorchProgram(Program):
         y = torch.cat(outputs)
         if not experts.gathers:
             return y
-        # Each row adds its experts in rising order, whatever the other rows of the batch.
+        # The outputs of a row's experts are added in rising order of the experts, so that the sum
+        # does not depend on the other rows of the batch.
         by_row = torch.empty_like(y).index_copy_(0, state.buffers["pairs"], y)
         by_row = by_row.view(*shares.shape, -1).float() * shares[:, :, None]
         total = by_row[:, 0]
@@ -355,7 +364,7 @@ def _multiply_activated(
 
 
 def _multiply(linear: Any, x: Tensor, state: TorchPass) -> Tensor:
-    """Apply a linear layer and the adapters of the rows to ``x``: ``x Wᵀ + b``, in its dtype."""
+    """Return ``x Wᵀ + b``, plus the products of the rows' adapters, in the dtype of ``x``."""
     matrix = linear.packed
     y = F.linear(x.to(matrix.weight.dtype), matrix.weight, matrix.bias).to(x.dtype)
     for number, rows in state.adapted_rows if linear.adapters else ():

@@ -1,4 +1,4 @@
-"""Attention in training: within sequences of equal length, and in training-time test."""
+"""Attention in training: in sequences of equal length, and on a drafter's own output (EAGLE-3)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from pronk.train.modules.decoder import Attend, DecoderModule, Rope, apply_rope
 
 @dataclass(frozen=True)
 class DenseAttention:
-    """Causal attention within ``batch`` sequences of ``length`` tokens, one after the other."""
+    """Causal attention within ``batch`` sequences of ``length`` tokens, which are packed as rows.
+
+    The rows of a sequence are adjacent, and the sequences follow one another.
+    """
 
     batch: int
     length: int
-    # Sliding window of each layer in tokens; ``None``, or an empty tuple: full attention.
+    # Sliding window of each layer in tokens, ``None`` for full attention. An empty tuple: all
+    # layers have full attention.
     windows: tuple[int | None, ...] = ()
-    cap: float | None = None  # soft cap of the scores
+    # c in ``c · tanh(score / c)``, which limits attention scores; ``None``: no limit
+    cap: float | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output ``[rows, heads * d]`` of the attention of layer ``layer`` (from 0).
@@ -49,9 +54,10 @@ class DenseAttention:
         return x.reshape(self.batch, self.length, *x.shape[1:]).transpose(1, 2)
 
     def _mask(self, layer: int, device: torch.device) -> Tensor | None:
-        """Return the mask ``[length, length]`` of a layer: True where a row sees a key.
+        """Return the attention mask ``[length, length]`` of a layer: True where a row sees a key.
 
-        ``None`` stands for the causal mask of a layer without a window and without a cap.
+        The result is ``None`` if plain causal attention will do: without a window and without a
+        cap.
         """
         window = self.windows[layer] if self.windows else None
         if (window is None or window >= self.length) and self.cap is None:
@@ -62,25 +68,31 @@ class DenseAttention:
 
 @dataclass(frozen=True)
 class DelayedAttention(DenseAttention):
-    """Causal self-attention, and cross-attention to the target's cache, for training sequences."""
+    """Attention of GLIDE in training: self-attention, and cross-attention to the target's cache.
 
-    rotation: Rope = None  # RoPE rotations of the target, if it has RoPE
+    The rows are those of :class:`DenseAttention`.
+    """
+
+    rotation: Rope = None  # rotations of the rows by the target's RoPE; ``None`` if it has none
     # For each draft layer: keys of the target's cache, ``[rows, kv_heads, d]``.
     keys: Sequence[Tensor] = ()
     values: Sequence[Tensor] = ()  # for each draft layer: values of the same shape
-    # For each draft layer: whether a row sees a key, bool ``[length, length]``.
+    # For each draft layer: which keys of the cache a row sees, bool ``[length, length]``.
     masks: Sequence[Tensor] = ()
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
-        """Return the cross-attention output ``[rows, heads * d]`` for ``q [rows, heads, d]``."""
+        """Return the cross-attention output ``[rows, heads * d]`` of a draft layer (from 0).
+
+        ``q`` are the queries, ``[rows, heads, d]``.
+        """
         rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
         dtype = self.values[layer].dtype
         seen = self.masks[layer]
         q = self._by_sequence(rotated.to(dtype))
         k = self._by_sequence(self.keys[layer].to(dtype))
         v = self._by_sequence(self.values[layer])
-        # A softmax over no key is NaN. Rows that see no key attend to all keys, and the output of
-        # these rows is set to zero.
+        # A softmax over no keys is NaN. Rows that see no key attend to all keys instead, and their
+        # output is then set to zero.
         sees_any = seen.any(1)
         out = F.scaled_dot_product_attention(q, k, v, seen | ~sees_any[:, None], enable_gqa=True)
         out = out * sees_any[:, None]
@@ -90,7 +102,7 @@ class DelayedAttention(DenseAttention):
 def dense_logits(
     decoder: DecoderModule, tokens: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return the logits ``[batch * length, vocab]`` of ``tokens`` ``[batch, length]``."""
+    """Return a decoder's logits ``[batch * length, vocab]`` for ``tokens [batch, length]``."""
     return decoder.logits(dense_hidden(decoder, tokens, dtype))
 
 
@@ -101,9 +113,11 @@ def dense_hidden(
     attend: Attend | None = None,
     stop: int | None = None,
 ) -> Tensor:
-    """Return the output ``[batch * length, hidden]`` of layer ``stop``.
+    """Return the output ``[batch * length, hidden]`` of layer ``stop`` for ``tokens``.
 
-    Layers count from 1; the default is the last layer, before the final norm.
+    Layers count from 1; the default is the last layer, before the final norm. ``tokens`` is
+    ``[batch, length]``. ``attend`` is by default :class:`DenseAttention` with the decoder's
+    windows.
     """
     *_, (_, hidden) = dense_states(decoder, tokens, dtype, attend, stop)
     return hidden
@@ -118,7 +132,7 @@ def dense_states(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield number (from 1) and output ``[batch * length, hidden]`` of the layers up to ``stop``.
 
-    The default is all layers.
+    By default, all layers run. ``tokens`` is ``[batch, length]``.
     """
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
@@ -132,20 +146,26 @@ def dense_states(
 def dense_rope(
     decoder: DecoderModule, batch: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> Rope:
-    """Return RoPE's rotations for ``batch`` sequences of ``length`` tokens; ``None`` if none."""
+    """Return the rotations of RoPE for the rows of ``batch`` sequences of ``length`` tokens each.
+
+    ``None`` if the decoder has no RoPE.
+    """
     return decoder.rope(torch.arange(length, device=device).repeat(batch), dtype)
 
 
 @dataclass
 class Features:
-    """Hidden states, keys and values of ``rows = batch * length`` tokens; layers count from 1."""
+    """Outputs, keys and values of a target's layers for ``rows = batch * length`` tokens.
+
+    Layers count from 1.
+    """
 
     last: Tensor  # output of the last layer before the final norm, ``[rows, hidden]``
     # Outputs of layers, ``[rows, hidden]``, by number of the layer.
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    # Keys of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
+    # Attention keys of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     keys: dict[int, Tensor] = field(default_factory=dict)
-    # Values of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
+    # Attention values of layers, ``[rows, kv_heads, head_dim]``, by number of the layer.
     values: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -157,9 +177,9 @@ def compute_features(
     hidden: Collection[int] = (),
     cache: Collection[int] = (),
 ) -> Features:
-    """Run the decoder on ``tokens`` ``[batch, length]``, and return its features.
+    """Run the decoder on ``tokens`` ``[batch, length]``, and return what a drafter learns from.
 
-    The features have the outputs of the layers ``hidden``, and the keys and values of the layers
+    The result has the outputs of the layers ``hidden``, and the keys and values of the layers
     ``cache``; layers count from 1.
     """
     batch, length = tokens.shape
@@ -180,19 +200,24 @@ def compute_features(
 
 
 class ChainAttention:
-    """Attention of training-time test (Li et al. 2025) over several texts at once; a call per step.
+    """Attention of training-time test (Li et al. 2025), in which a drafter reads its own output.
 
-    A drafter that reads its own output is trained on its own output: step 0 has a row for each
-    position of the text, with the target's features, and row ``i`` of step ``s`` continues row
-    ``i`` of step ``s - 1`` as if the row were the ``s``-th draft token. A row attends to the same
-    keys as in decoding: the real rows up to ``i``, and its own earlier steps. For three positions,
-    where ``x`` is seen by row 1 of step 2::
+    In decoding, a drafter's later draft tokens depend on its own output in place of the target's
+    features; so they do in training. Step 0 has a row for each position of the text, with the
+    target's features. Row ``i`` of step ``s`` continues row ``i`` of step ``s - 1`` as if the row
+    were the ``s``-th draft token. A row attends to the same keys as in decoding: the rows of step 0
+    up to ``i``, and its own earlier steps. For three positions, where ``x`` is seen by row 1 of
+    step 2::
 
         keys of   step 0   step 1   step 2
                   x x .    . x .    . x .
 
-    ``lengths`` has the number of rows of each text in step 0. ``active`` has, for each text, the
-    indices of the rows that draft: only these rows have queries, and only they are in later steps.
+    The object is for one batch of texts, and is called once per step, in order.
+
+    Args:
+        lengths: number of rows of each text in step 0.
+        active: for each text, the indices of the rows that draft. Only these rows have queries, and
+            only they are in later steps.
     """
 
     def __init__(self, lengths: Sequence[int], active: Sequence[Tensor]) -> None:
@@ -201,13 +226,13 @@ class ChainAttention:
         self._hidden = [
             rows[:, None] < torch.arange(n) for n, rows in zip(lengths, active, strict=True)
         ]
-        self._cache: list[tuple[Tensor, Tensor]] = []  # keys and values of each step
+        self._cache: list[tuple[Tensor, Tensor]] = []  # keys and values of each step so far
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output ``[active, heads * d]`` of the next step.
+        """Return the attention output ``[active, heads * d]`` of the next step.
 
-        ``q`` is ``[active, heads, d]``; ``k`` and ``v`` are ``[keys, kv_heads, d]``, where the keys
-        are all rows in step 0, and the active rows in later steps.
+        ``q`` is ``[active, heads, d]``; ``k`` and ``v`` are ``[keys, kv_heads, d]``. The keys are
+        those of all rows in step 0, and of the active rows in later steps.
         """
         self._cache.append((k, v))
         first = [each.split(self._lengths) for each in self._cache[0]]
@@ -231,7 +256,8 @@ def _attend(
         k: keys of step 0, ``[positions, kv_heads, d]``.
         v: values of step 0, of the same shape.
         hidden: bool ``[rows, positions]``, True where a row does not see a key of step 0.
-        chain: keys and values ``[rows, kv_heads, d]`` of each later step; a row sees its own alone.
+        chain: keys and values ``[rows, kv_heads, d]`` of each later step; a row sees only its
+            own key of a step.
     """
     rows, heads, size = q.shape
     kv_heads = k.shape[1]

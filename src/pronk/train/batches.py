@@ -1,4 +1,4 @@
-"""Batches of token sequences, addressed by number: a resumed run continues exactly in place."""
+"""Batches of token sequences, addressed by number, so that a run resumes exactly where it ended."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from pronk.train.corpus.encoder import token_dtype
 
 
 class Batches(Protocol):
-    """Endless series of training sequences of ``length`` tokens, numbered from 0."""
+    """Endless series of training sequences of ``length`` tokens, each with a number from 0 on."""
 
     @property
     def length(self) -> int:
         """Number of tokens of a sequence."""
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 ``[count, length]``, from sequence ``start`` on."""
+        """Return input and target tokens of sequences ``start`` to ``start + count - 1``.
+
+        Both are int64 ``[count, length]``; the target of a token is the token after it.
+        """
 
 
 class Sequences:
-    """Training sequences of ``length`` tokens from a part of a token file, shuffled by ``seed``.
+    """Training sequences of ``length`` tokens from a part of a token file, in random order.
 
-    ``start`` and ``stop`` are the borders of the part as fractions of the file. The targets of a
-    sequence are its tokens shifted by one, so the token after the sequence is read, too. After the
-    last sequence, the first one follows.
+    ``seed`` determines the order, and ``start`` and ``stop`` are the borders of the part as
+    fractions of the file. The targets of a sequence are its tokens shifted by one, so the token
+    after the sequence is read, too. After the last sequence, the first one follows.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Sequences:
         return len(self._starts)
 
     def check(self) -> None:
-        """Raise OptionError if the part is shorter than one sequence."""
+        """Raise OptionError if the part of the token file is shorter than one sequence."""
         if not len(self):
             msg = (
                 f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, "
@@ -76,7 +79,7 @@ class Sequences:
         return rows[:, :-1], rows[:, 1:]
 
     def batches(self, tokens: int, seconds: float = inf) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each sequence once, in batches of ``tokens`` tokens, for up to ``seconds``."""
+        """Yield all sequences once, in batches of ``tokens`` tokens, until ``seconds`` are over."""
         count = max(1, tokens // self.length)
         for start in limit_time(seconds, range(0, len(self), count)):
             yield self.batch(start, min(count, len(self) - start))
@@ -84,7 +87,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Mixture of two series of training sequences."""
+    """Training sequences from two series, mixed in a fixed proportion."""
 
     first: Sequences
     second: Sequences

@@ -1,4 +1,7 @@
-"""Model cards: training, text, measurements and limits of a model; templates are in ``cards/``."""
+"""Model cards (``README.md``): training, text, figures and limits of a model.
+
+The texts are templates in the folder ``cards/``.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from pronk.train.students import Student
 
 
 def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of the language model ``name`` that ``trainer`` has trained.
+    """Return the model card of the language model ``name`` that ``trainer`` has trained.
 
-    ``facts`` has ``figures`` (validation losses by text), ``length`` (that of the sequences on
-    which the losses were measured), and ``command`` (the command of the run, without paths of the
-    machine).
+    ``facts`` has ``figures`` (validation losses by text), ``length`` (number of tokens of the
+    sequences on which the losses were measured), and ``command`` (the command of the run, without
+    paths of the machine).
     """
     config = trainer.objective.config
     heads = trainer.objective.options.heads
@@ -48,11 +51,15 @@ def model_card(trainer: Trainer[TextModel[Any]], name: str, facts: Mapping[str, 
 
 
 def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of a drafter; the arguments are those of :func:`model_card`."""
+    """Return the model card of the drafter ``name`` that ``trainer`` has trained.
+
+    ``facts`` has ``figures`` (measurements by name), ``length`` (number of tokens of the held-out
+    sequences), and ``command`` (the command of the run, without paths of the machine).
+    """
     objective = trainer.objective
     figures = facts["figures"]
-    # Figures have names such as "TEXT KL" and "TEXT same", with several branches also "TEXT KL 2"
-    # and "TEXT same 2".
+    # Figures have names such as "TEXT KL" and "TEXT same", where TEXT is a held-out text. If the
+    # drafter has several branches, those of the second one are "TEXT KL 2" and "TEXT same 2".
     divergences: list[tuple[str, float, float]] = []
     for kl_name, divergence in figures.items():
         if " KL" in kl_name:
@@ -80,7 +87,10 @@ def student_card(trainer: Trainer[Student[Any]], name: str, facts: Mapping[str, 
 
 
 def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str:
-    """Return the ``README.md`` of an EAGLE-3 or MTP head; for the arguments, see `model_card`."""
+    """Return the model card of the EAGLE-3 or MTP head ``name`` that ``trainer`` has trained.
+
+    ``facts`` are those of :func:`student_card`.
+    """
     return render_card(
         "pronk.train",
         "eagle",
@@ -96,10 +106,10 @@ def head_card(trainer: Trainer[Any], name: str, facts: Mapping[str, Any]) -> str
 def heads_card(
     name: str, shape: HeadsShape, fingerprint: Fingerprint, facts: Mapping[str, Any]
 ) -> str:
-    """Return the ``README.md`` of the multi-token heads of the language model ``name``.
+    """Return the model card of the multi-token heads of the language model ``name``.
 
-    ``fingerprint`` is that of the model. ``facts`` are those of :func:`model_card`; they are empty
-    while the model is only exported for an evaluation.
+    ``fingerprint`` is that of the language model. ``facts`` are those of :func:`model_card`; they
+    are empty if the model is exported only to evaluate it.
     """
     figures = facts.get("figures", {})
     return render_card(
@@ -116,9 +126,10 @@ def heads_card(
 
 
 def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, Any]:
-    """Return the variables about the run that the templates share."""
+    """Return the variables of a card's template that describe the run, for all kinds of cards."""
     summary = json.loads((trainer.folder / "data" / "sources.json").read_text(encoding="utf-8"))
-    # The sum of the weights is less than 1 if the text has no dialogues, whose pool is dropped.
+    # The weights of the sources add up to less than 1 if no text is a dialogue: the dialogues'
+    # share is then missing.
     total = sum(summary["weights"].values())
     names = ("torch", "tokenizers", "safetensors", "numpy")
     packages = [f"{name} {version(name)}" for name in names]
@@ -137,7 +148,10 @@ def _run_variables(trainer: Trainer[Any], name: str, command: str) -> dict[str, 
 
 
 def _losses(figures: Mapping[str, float], length: int) -> str:
-    """Return a language model's losses as one line, or an empty text without losses."""
+    """Return the losses of a language model as one line of the card; empty without losses.
+
+    ``length`` is the number of tokens of the sequences on which the losses were measured.
+    """
     losses = [f"{name} {loss:.3f}" for name, loss in figures.items() if not is_served(name)]
     if not losses:
         return ""
@@ -145,7 +159,10 @@ def _losses(figures: Mapping[str, float], length: int) -> str:
 
 
 def _served(figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return alpha, CTAR and S, as measured in the engine, for greedy and sampled decoding."""
+    """Return acceptance rate (alpha), CTAR and S, measured in the engine, for a card's table.
+
+    There is a row for greedy decoding and one for sampled decoding.
+    """
     rows: list[dict[str, Any]] = []
     for name, tokens_per_step in figures.items():
         if not (is_served(name) and name.endswith(" S")):

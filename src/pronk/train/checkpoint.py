@@ -1,4 +1,7 @@
-"""Checkpoints of a training run: one file, replaced atomically, and read without executing code."""
+"""Checkpoints of a training run.
+
+A checkpoint is one file, which is replaced atomically, and is read without executing code from it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pronk import CheckpointError, OptionError
 from pronk.base import convert_write_errors, describe_error, refuse, replace_file
 from pronk.train.options import option_name
 
-CHECKPOINT = "checkpoint.pt"  # name of the file in the run's folder
+CHECKPOINT = "checkpoint.pt"  # file name of the checkpoint in the run's folder
 
 _FORMAT = "pronk-train-1"
 
@@ -30,13 +33,13 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a checkpoint, with memory-mapped tensors if ``mapped``.
+    """Read a checkpoint; if ``mapped``, its tensors are memory-mapped.
 
     Raises CheckpointError if the file is missing, damaged, or of another format.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises exceptions of many types
+    except Exception as error:  # torch raises exceptions of many types for a damaged file
         msg = (
             f"{path}: expected a training checkpoint, found a file that cannot be read "
             f"({describe_error(error)})"
@@ -49,13 +52,13 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise OptionError if a run is resumed as another kind, or with other options.
+    """Raise OptionError if a resumed run is of another kind than before, or has other options.
 
-    The kind is that of the drafter, such as ``draft_model``; for options, see
-    :func:`check_unchanged`.
+    The kind is that of the drafter, such as ``draft_model``. ``before`` are the options of the
+    run's checkpoint, and ``now`` those of the command.
     """
     kind = now.get("kind")
-    if before.get("kind", kind) != kind:  # old checkpoints have no kind
+    if before.get("kind", kind) != kind:  # checkpoints of old versions have no kind
         msg = (
             f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found "
             f"{kind}; use another --out folder for a new run"
@@ -65,7 +68,10 @@ def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise OptionError with the names of the options in ``now`` whose values have changed."""
+    """Raise OptionError if a resumed run has other options than before; the error names them.
+
+    ``before`` are the options of the checkpoint, and ``now`` those of the command.
+    """
     changed: list[str] = []
     for key, value in now.items():
         for name, old, new in _differences(option_name(key), before.get(key), value):
@@ -79,7 +85,10 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield ``(option, old value, new value)`` of each difference; compare mappings by key."""
+    """Yield ``(option, old value, new value)`` for each option that differs.
+
+    Mappings are compared key by key. ``name`` is the name of the option that has the two values.
+    """
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
             full_name = f"{name} {option_name(str(key))}"

@@ -1,4 +1,4 @@
-"""Commands of the command line that train and quantize."""
+"""Command-line commands of this package: training and quantization."""
 
 from pronk.base.guests import Command
 

@@ -46,7 +46,7 @@ from pronk.train.corpus.encoder import (
 from pronk.train.corpus.sources import SourceSpec, json_lines_name, read_source
 from pronk.train.options import DataOptions
 
-# Size of a vocabulary without merges: special tokens and the 256 bytes.
+# Size of a vocabulary without merges: the special tokens and the 256 bytes.
 BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 
 
@@ -75,13 +75,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             "fewer or add text"
         )
         raise OptionError(msg)
-    # Text such as "<|end|>" is encoded as ordinary text, never as the special token.
+    # Encode text such as "<|end|>" as ordinary text, never as the special token.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
+    """Write the files of a tokenizer that :func:`train_tokenizer` returned.
+
+    They are ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+    ``context`` is the model's context length in tokens.
+    """
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
     extra = [USER, ASSISTANT, END]
@@ -114,10 +118,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers library raises plain Exception
+    except Exception as error:  # the package tokenizers raises plain Exceptions
         msg = f"{path}: expected a tokenizer, found {describe_error(error)}"
         raise TokenizerError(msg) from error
-    tokenizer.encode_special_tokens = True  # as ordinary text, like train_tokenizer
+    # as in train_tokenizer, text such as "<|end|>" is ordinary text
+    tokenizer.encode_special_tokens = True
     return tokenizer
 
 
@@ -126,7 +131,8 @@ def mix(
 ) -> Iterator[str]:
     """Yield documents of all pools without end, mixed by the weights of the pools.
 
-    The next document is from the pool with the smallest ``size yielded so far / weight``. ``size``
+    The next document is from the pool for which the size of its documents so far, divided by its
+    weight, is smallest. ``size``
     returns the size of a document; by default in bytes, which need no tokenizer. When all documents
     of a pool have been yielded, they are shuffled and repeated.
     """
@@ -166,9 +172,9 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         say: prints a line of progress.
         encoder: converter of text to token ids; without one, a tokenizer is trained and saved in
             ``folder``.
-        also: called with the collected documents after the training text is written, to write
-            further files.
-        min_source_tokens: number of tokens that all sources together, each read once, must have.
+        also: called with the collected documents after the training text is written; it may write
+            further files into ``folder``.
+        min_source_tokens: minimum number of tokens of all sources together, without repetitions.
         enough: called with the number of tokens so far; the training text ends when it returns
             True.
 
@@ -194,7 +200,7 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         size = min(options.tokenizer_bytes, num_bytes)
         beginning = _until(mix(collection.pools, options.seed), size)
         tokenizer = train_tokenizer(beginning, options.vocab_size)
-        # The library tokenizers raises a plain Exception.
+        # The package tokenizers raises plain Exceptions.
         with convert_write_errors(folder, "the tokenizer", Exception):
             save_tokenizer(tokenizer, folder, context)
         encoder = Encoder.of_run(tokenizer)
@@ -215,12 +221,15 @@ def prepare(  # noqa: PLR0917 - the last four have defaults
         "excluded": collection.excluded,
         "origins": [asdict(record) for record in collection.origins],
     }
-    # The last file: its presence marks the folder as complete.
+    # This file is written last: its presence marks the folder as complete.
     write_json(folder / "sources.json", summary, indent=1)
 
 
 def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: int) -> None:
-    """Raise OptionError if all documents together have fewer than ``min_source_tokens`` tokens."""
+    """Raise OptionError if all documents together have fewer than ``min_source_tokens`` tokens.
+
+    Documents that are repeated to fill the training text count once.
+    """
     texts = iter([text for pool in collection.pools for text in pool.documents])
     found = len(pack(encoder, texts, min_source_tokens))
     if found < min_source_tokens:
@@ -234,7 +243,7 @@ def _check_length(collection: Collection, encoder: Encoder, min_source_tokens: i
 def _write_held_out(
     collection: Collection, options: DataOptions, encoder: Encoder, folder: Path
 ) -> None:
-    """Write the held-out text of each source, and of each file of ``options.valid``."""
+    """Write the held-out token files: one for each source, and for each of ``options.valid``."""
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
     for file in options.valid:
         name = json_lines_name(file)
@@ -252,7 +261,8 @@ def _recipe(
 ) -> dict[str, Any]:
     """Return the options that determine the token files, by name.
 
-    Contents of sources are not included.
+    A run may use existing token files if they were made with equal options. The contents of the
+    sources are not compared.
     """
     recipe: dict[str, Any] = {"vocab": options.vocab_size}
     if encoder is not None:
@@ -269,13 +279,13 @@ def _recipe(
 
 
 def _readable(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe with the names that error messages show to the user."""
+    """Return a recipe of :func:`_recipe` with names of the command line, for error messages."""
     names = {"tokens": "tokens of text (steps times batch)"}
     return {names.get(key, key): value for key, value in recipe.items()}
 
 
 def _until(texts: Iterator[str], size: int) -> Iterator[str]:
-    """Yield texts until they have ``size`` bytes together."""
+    """Yield texts until they have ``size`` bytes of UTF-8 together."""
     for text in texts:
         if size <= 0:
             return

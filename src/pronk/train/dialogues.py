@@ -1,4 +1,4 @@
-"""Training text in files of answers, which are the target's own dialogues."""
+"""Training text from files of answers, which have dialogues of the target."""
 
 from __future__ import annotations
 
@@ -21,35 +21,37 @@ from pronk.train.head_plan import check_answers
 from pronk.train.on_policy import pack_texts
 from pronk.train.teacher import Teacher
 
-ANSWERS = "data/dialogues.answers"  # the run's copy of the files of answers, in its folder
-# One dialogue in 49 is held out. 49 is no multiple of the number of temperatures, so dialogues of
-# all temperatures are held out.
+# path, in the run's folder, of its own copy of the files of answers
+ANSWERS = "data/dialogues.answers"
+# One dialogue in 49 is held out. The number is no multiple of that of the temperatures, which
+# dialogues have in turn, so the held-out dialogues have all temperatures.
 _HELD_OUT = 49
-_LOOK_AHEAD = 24  # the next dialogue of a sequence is the first that fits, of this number
+# A sequence is filled with the first dialogue that fits, of this number of next ones.
+_LOOK_AHEAD = 24
 
 
 class Mark(IntEnum):
-    """Kind of a token in a training sequence."""
+    """Kind of a token in a training sequence; it decides whether the token is learned."""
 
     PADDING = -1
-    START = 0  # first token of a dialogue
+    START = 0  # first token of a dialogue, by which dialogues in a sequence are told apart
     PROMPT = 1
-    GREEDY = 2  # the model's likeliest token
+    GREEDY = 2  # token that the model generated greedily
     SAMPLED = 3
 
 
 class Dialogues:
     """Endless series of training sequences of ``length`` tokens: whole dialogues, then padding.
 
-    Each epoch has every dialogue once, in a new order. The second tensor of a batch has the
-    :class:`Mark` of each token. Raises OptionError if no dialogue has an answer.
+    Each epoch has every dialogue once, in a new order. A batch has the token ids and, as second
+    tensor, the :class:`Mark` of each token. Raises OptionError if no dialogue has an answer.
     """
 
     def __init__(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> None:
         self._dialogues = dialogues
         self.length = length
         self._seed = seed
-        # Sequences of the epochs so far, each a list of indices of dialogues.
+        # Sequences of all epochs so far; a sequence is a list of indices of dialogues.
         self._sequences: list[list[int]] = []
         self._epochs = 0
         if not any(dialogue.answers for dialogue in dialogues):
@@ -61,12 +63,12 @@ class Dialogues:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of an epoch, without padding."""
+        """Number of tokens of an epoch: of all dialogues, each cut to ``length`` tokens."""
         return sum(min(len(dialogue.ids), self.length) for dialogue in self._dialogues)
 
     @property
     def per_epoch(self) -> int:
-        """Number of sequences of the first epoch; those of later epochs differ by a few."""
+        """Number of sequences of the first epoch; later epochs have a few more or fewer."""
         return len(self._pack(0))
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
@@ -77,7 +79,7 @@ class Dialogues:
         return self._tensors(self._sequences[start : start + count])
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every dialogue once, ``count`` sequences at a time."""
+        """Yield every dialogue once, in batches of ``count`` sequences; see :meth:`batch`."""
         sequences = self._pack(0)
         for start in range(0, len(sequences), count):
             yield self._tensors(sequences[start : start + count])
@@ -120,7 +122,10 @@ class Dialogues:
 
 
 def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return token ids and marks of each dialogue in a batch."""
+    """Return token ids and marks of each dialogue in a batch.
+
+    ``ids`` and ``marks`` are ``[sequences, length]``; padding is left out.
+    """
     ids = ids[marks != Mark.PADDING]
     marks = marks[marks != Mark.PADDING]
     starts = torch.nonzero(marks == Mark.START).flatten()
@@ -129,7 +134,10 @@ def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Return the dialogues for training and those for evaluation, every 49th dialogue by number."""
+    """Split dialogues into those for training and those for evaluation.
+
+    Every 49th dialogue, by its number, is for evaluation.
+    """
     training: list[Dialogue] = []
     held_out: list[Dialogue] = []
     for dialogue in dialogues:
@@ -139,7 +147,10 @@ def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialog
 
 
 def has_answers(sources: Sequence[SourceSpec]) -> bool:
-    """Return whether the sources are files of answers; raise OptionError for a mixture."""
+    """Return whether the sources are files of answers.
+
+    Raises OptionError if some are and others are not.
+    """
     kinds = [spec.kind == "answers" for spec in sources]
     if any(kinds) and not all(kinds):
         refuse(
@@ -153,12 +164,12 @@ def has_answers(sources: Sequence[SourceSpec]) -> bool:
 def write_answers_text(
     sources: Sequence[SourceSpec], teacher: Teacher, folder: Path, held_out: int
 ) -> None:
-    """Write the target's own text and held-out prompts to ``folder``, unless the files exist.
+    """Write the text of a run whose sources are files of answers, unless its files exist.
 
-    The files are those of :mod:`pronk.train.on_policy`; the dialogues in files of answers are the
-    target's own text. The engine measures the drafter with the prompts of the first ``held_out`` of
-    the held-out dialogues. Raises OptionError if another model wrote the answers; CheckpointError
-    if the text cannot be written.
+    The dialogues take the place of the text that the target would write in the run
+    (:mod:`pronk.train.on_policy` lists the files in ``folder``). The engine measures the drafter
+    with the prompts of the first ``held_out`` of the held-out dialogues. Raises OptionError if
+    another model wrote the answers; CheckpointError if the text cannot be written.
     """
     if (folder / "sources.json").exists():
         return
@@ -194,8 +205,8 @@ def steps_of(
 ) -> int:
     """Copy the files of answers into the run's folder; return the number of steps for ``epochs``.
 
-    ``batch`` is the number of tokens of a step, ``length`` that of a sequence. A run that is
-    resumed keeps its copy, so that more answers in the files do not change the run.
+    ``batch`` is the number of tokens of a step, and ``length`` that of a sequence. A run that is
+    resumed keeps the copy that it has, so that new answers in the files do not change the run.
     """
     copy = folder / ANSWERS
     if not copy.exists():

@@ -16,13 +16,13 @@ from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-# A figure's name has a subject and a measure: "on-policy KL 2" the subject "on-policy" (a text),
-# "greedy CTAR(1)" the subject "greedy" (a decoding method).
+# Pattern of a figure's name, which has a subject and a measure: "on-policy KL 2" has the subject
+# "on-policy" (a text), and "greedy CTAR(1)" the subject "greedy" (a decoding method).
 _FIGURE = re.compile(r"(?P<subject>.+?) (?P<measure>(KL|same|alpha|CTAR|S)\b.*)")
 
 
 class _Bar(Progress):
-    """A progress bar, hidden unless the console is a terminal."""
+    """A progress bar; it is hidden if the console is not a terminal."""
 
     what = "training"
 
@@ -45,7 +45,7 @@ class _Bar(Progress):
 class WritingDisplay(_Bar):
     """Progress of writing the target's own text: a bar, and a line every 5 %.
 
-    The text has ``total`` tokens, or fewer if the time of ``clock`` is over before.
+    The text has ``total`` tokens, or fewer if the time limit of ``clock`` ends the writing.
     """
 
     what = "writing"
@@ -56,14 +56,14 @@ class WritingDisplay(_Bar):
         self._clock = clock
         self._start = time.monotonic()
         self._began = self._start
-        self._first: int | None = None  # number of tokens at the first call of ``show``
+        self._first: int | None = None  # tokens that existed when progress was first shown
         self._twentieths = 0
 
     def show(self, done: int) -> None:
-        """Show that ``done`` tokens have been generated so far."""
+        """Show that ``done`` tokens of the text exist, in this run and before it was resumed."""
         now = time.monotonic()
         if self._first is None:
-            # Tokens generated before the run was resumed do not count for the speed.
+            # The speed counts only tokens that this process has seen being generated.
             self._first = done
             self._began = now
         speed = (done - self._first) / max(now - self._began, 1e-9)
@@ -84,10 +84,10 @@ class WritingDisplay(_Bar):
 class TrainingDisplay(_Bar):
     """Progress of training: a bar, and lines of figures."""
 
-    _left = ""  # remaining time at the last report
+    _left = ""  # remaining time as the last report showed it
 
     def __init__(self, console: Console, steps: int, minutes: float | None = None) -> None:
-        """Show 0 of ``steps`` steps; ``minutes`` is the time limit, if any."""
+        """Show a bar at 0 of ``steps`` steps; ``minutes`` is the time limit, if any."""
         super().__init__(console)
         fewer_minutes = "10" if minutes is None else f"below {minutes:g}"
         shorter = f"--minutes {fewer_minutes}, --steps 100"
@@ -99,7 +99,7 @@ class TrainingDisplay(_Bar):
         self.console.print(line, **PLAIN)
 
     def show(self, news: Report) -> None:
-        """Show the figures of a report, and the remaining time."""
+        """Show the figures of the report ``news``, and the remaining time."""
         seconds_left = news.seconds * (1 - news.progress) / max(news.progress, 1e-9)
         left = f"{_duration(seconds_left)} left"
         parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
@@ -116,7 +116,7 @@ class TrainingDisplay(_Bar):
         self._left = left
 
     def show_pass(self, step: int, done: int, passes: int) -> None:
-        """Show that ``done`` of the ``passes`` forward passes of step ``step`` are done."""
+        """Show progress within a step: ``done`` of its ``passes`` forward passes are done."""
         self._first_step = self._first_step or step
         self._estimate.update(step - self._first_step + done / passes, self._steps)
         within = f"step {step}: {done} of {passes} passes"
@@ -124,7 +124,7 @@ class TrainingDisplay(_Bar):
 
 
 def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each validation text, with its figures."""
+    """Yield a line for each subject of the figures, such as a validation text, with its figures."""
     lines: dict[str, list[str]] = {}
     for name, value in figures.items():
         match = _FIGURE.fullmatch(name)

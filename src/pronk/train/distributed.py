@@ -23,8 +23,9 @@ from torch import nn
 
 from pronk.base import end_with_parent
 
-# All other processes wait while the first one generates the target's own text, which may take days.
-# If a process dies, torchrun ends all processes; if torchrun dies, each process ends itself.
+# Maximum time that a process waits for the others. All other processes wait while the first one
+# generates the target's own text, which may take days. If a process dies, torchrun ends all
+# processes; if torchrun dies, each process ends itself.
 _TIMEOUT = timedelta(days=7)
 
 T = TypeVar("T")
@@ -32,18 +33,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Process number ``rank`` of ``count``; a single process does not communicate."""
+    """Process number ``rank`` (from 0) of the ``count`` processes that train one model.
+
+    If ``count`` is 1, the methods do not communicate.
+    """
 
     rank: int = 0
     count: int = 1
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints, evaluates and writes."""
+        """Whether this process is the one that prints, evaluates and writes."""
         return self.rank == 0
 
     def from_main(self, compute: Callable[[], T]) -> T:
-        """Call ``compute`` in the first process; return its result in all processes."""
+        """Call ``compute`` in the first process only; return its result in all processes."""
         if self.count == 1:
             return compute()
         results = [compute() if self.is_main else None]
@@ -51,7 +55,7 @@ class ProcessGroup:
         return results[0]  # type: ignore[return-value]  # set by the first process
 
     def agree(self, value: T) -> T:
-        """Return the value of the first process, in all processes."""
+        """Return the ``value`` that the first process passed, in all processes."""
         return self.from_main(lambda: value)
 
     def is_any_true(self, flag: bool) -> bool:
@@ -63,11 +67,14 @@ class ProcessGroup:
         return bool(flags)
 
     def own_passes(self, passes: int) -> range:
-        """Return the numbers, of ``0 .. passes - 1``, of the passes that this process computes."""
+        """Return the numbers of the forward passes of a step that this process computes.
+
+        The step has the passes ``0 .. passes - 1``.
+        """
         return range(self.rank, passes, self.count)
 
     def gather(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return one row of figures for each forward pass of the step, in their order.
+        """Return the figures of all forward passes of a step, a row per pass, in order.
 
         ``rows`` has the rows of the passes that this process has computed.
         """
@@ -79,9 +86,9 @@ class ProcessGroup:
         return torch.stack(parts, dim=1).flatten(0, 1).tolist()
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Replace each gradient by its sum over the processes.
+        """Replace each gradient of ``module`` by its sum over the processes.
 
-        A parameter without a gradient in any process keeps ``None``.
+        The gradient of a parameter stays ``None`` if no process has one.
         """
         if self.count == 1:
             return
@@ -92,7 +99,7 @@ class ProcessGroup:
         if not parameters:
             return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        # One large message is much faster than many small ones.
+        # One large message between processes is much faster than many small ones.
         all_grads = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(all_grads)
         sums = all_grads.split([p.numel() for p in parameters])
@@ -111,9 +118,9 @@ def local_device(name: str) -> str:
 
 @contextmanager
 def join_processes(device: str) -> Iterator[ProcessGroup]:
-    """Join the processes that ``torchrun`` started; without ``torchrun`` there is one process.
+    """Join the processes that ``torchrun`` has started; without it there is only this one.
 
-    NCCL sums gradients on a GPU ``device``; Gloo does everything else.
+    NCCL sums the gradients if ``device`` is a GPU; Gloo does all other communication.
     """
     if not (dist.is_available() and dist.is_torchelastic_launched()):
         yield ProcessGroup()

@@ -7,15 +7,18 @@ target's distribution after a token from two inputs::
     0       f[i], embedding of t[i + 1]                          t[i + 1]
     s       output of row i in step s - 1, embedding of t[i+1+s] t[i + 1 + s]
 
-Step ``s`` is as when the head drafts its token number ``s + 1`` (:mod:`pronk.train.attention`).
-Only rows whose draft tokens are within an answer are trained; the other rows serve as keys and
-values only.
+Step ``s`` computes what the head computes in decoding for its draft token number ``s + 1``
+(:mod:`pronk.train.attention`). Only rows whose draft tokens are within an answer are trained; the
+other rows serve as keys and values only.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft
-vocabulary; rows whose likeliest token is not in the draft vocabulary are left out. An MTP head
-proposes all tokens by the target's own LM head, which is not trained, so the restriction only makes
-its training cheaper. The deployed target computes the features (:mod:`pronk.train.teacher`). The
-distributions follow from its last output and its dequantized LM head.
+vocabulary. Rows for which the target's likeliest token is not in the draft vocabulary are left out.
+An MTP head proposes all tokens by the target's own LM head, which is not trained, so for it the
+restriction only makes the training cheaper.
+
+The features come from the target as it is served, quantized or not (:mod:`pronk.train.teacher`).
+The target's distributions are computed from the output of its last layer and its dequantized LM
+head.
 """
 
 from __future__ import annotations
@@ -44,17 +47,21 @@ from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource, Teacher
 
-_QUESTIONS = 24  # number of held-out questions that the engine answers
-_MEMORY = 0.98  # weight of the earlier value in the running means of the acceptance, per pass
+_QUESTIONS = 24  # number of held-out questions that the engine answers to measure the head
+# The acceptance of a draft position is a running mean over forward passes; this is the weight of
+# the earlier mean in the new one.
+_MEMORY = 0.98
 
 
 class _Rows(Comparison):
-    """Comparison that also keeps the acceptance and the head's likeliest token of each row."""
+    """Comparison that also saves each row's probability of acceptance and likeliest token."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.overlaps: list[Tensor] = []  # for each chunk of rows: sum of min(p, q) of each row
-        self.likeliest: list[Tensor] = []  # for each chunk of rows: the head's likeliest tokens
+        # for each chunk of rows: acceptance of each row, the sum of min(p, q)
+        self.overlaps: list[Tensor] = []
+        # for each chunk of rows: the likeliest token of each row, by the head
+        self.likeliest: list[Tensor] = []
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
         super().add(log_p, log_q, divergence)
@@ -64,28 +71,39 @@ class _Rows(Comparison):
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows of the dialogues of a batch, one dialogue after the other."""
+    """Rows of all dialogues in a batch, one dialogue after the other.
 
-    hidden: Tensor  # ``[rows, sources * size]``, outputs of the target's layers
-    ids: Tensor  # token ids, two more per dialogue than rows
+    A row stands for a position of a dialogue at which the head begins to draft. A *target row* is a
+    row of ``logits``: the target's distribution at a position that is learned.
+    """
+
+    hidden: Tensor  # ``[rows, sources * size]``, outputs of the target's layers, side by side
+    ids: Tensor  # token ids of all dialogues; each dialogue has two more than rows
     tokens: Tensor  # ``[rows]``, index in ``ids`` of the token after the row's position
-    positions: Tensor  # ``[rows]``, position of the row in its dialogue
-    active: Tensor  # indices of the rows that draft
-    rest: Tensor  # ``[active]``, number of tokens of the answer from the first draft token on
-    teacher: Tensor  # ``[active]``, index in ``logits`` of the row for the first draft token
-    logits: Tensor  # ``[targets, draft_vocab]``, the target's logits of the draft vocabulary
-    inside: Tensor  # ``[targets]``, whether the target's likeliest token is in this vocabulary
-    greedy: Tensor  # ``[active]``, whether the answer was generated greedily
+    positions: Tensor  # ``[rows]``, position of the row in its dialogue, from 0
+    active: Tensor  # indices of the rows that draft tokens of an answer
+    # ``[active]``, number of tokens of the answer that follow, the first draft token included
+    rest: Tensor
+    # ``[active]``, index in ``logits`` of the target's distribution of the first draft token
+    teacher: Tensor
+    logits: Tensor  # ``[targets, draft_vocab]``, the target's logits for the draft vocabulary
+    inside: Tensor  # ``[targets]``, whether the target's likeliest token is in the draft vocabulary
+    greedy: Tensor  # ``[active]``, whether the answer was generated greedily, not sampled
     attend: ChainAttention
 
 
 class _Step(NamedTuple):
-    """One step of training-time test."""
+    """One step of training-time test: the output of the head for one draft position.
+
+    Rows are selected if their draft token is within the answer, and the target's likeliest token is
+    in the draft vocabulary.
+    """
 
     number: int
     normed: Tensor  # ``[selected, size]``, input of the LM head
-    selected: Tensor  # indices among the active rows
-    teacher: Tensor  # ``[selected]``, rows of ``_Batch.logits``
+    selected: Tensor  # indices of the selected rows among the active rows
+    # ``[selected]``, index in ``_Batch.logits`` of the distribution that a row learns
+    teacher: Tensor
 
 
 class EagleTraining(Objective[EagleModule]):
@@ -123,7 +141,7 @@ class EagleTraining(Objective[EagleModule]):
         )
         generator = torch.Generator().manual_seed(options.seed)
         self.module.initialize(target, generator)
-        if not (folder / CHECKPOINT).exists():  # a resumed run has its weights
+        if not (folder / CHECKPOINT).exists():  # a resumed run gets its weights from the checkpoint
             begin_linear(self.module, target, self.states, training, options.length, generator)
         self.module.to(self.device)
         self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
@@ -142,7 +160,8 @@ class EagleTraining(Objective[EagleModule]):
         weighting = self.options.weighting
         dpace = weighting == "dpace"
         factors = position_weights(weighting, self.options.decay, module.acceptance.tolist())
-        # Probability that all draft tokens of an active row before the step are accepted.
+        # Probability, for each active row, that its draft tokens before the current step are
+        # accepted.
         reached = torch.ones(len(batch.active), device=self.device)
         losses = list[Tensor]()
         same = list[float]()
@@ -163,11 +182,16 @@ class EagleTraining(Objective[EagleModule]):
     def _loss(
         self, batch: _Batch, step: _Step, into: Comparison, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the divergence of a step, mean over the active rows of the batch."""
+        """Return the sum of the divergences of a step's rows, divided by the number of active rows.
+
+        ``into`` gets the comparison of each row with the target. ``weights`` are factors of the
+        rows' divergences, by default 1.
+        """
         if not len(step.selected):
             return step.normed.sum()
         head = self._head if self.module.lm_head is None else self.module.lm_head.weight
-        labels = torch.zeros_like(step.selected)  # the text itself is not learned
+        # placeholders: the loss depends on the target's distribution only, not on the text
+        labels = torch.zeros_like(step.selected)
         loss = distillation_loss(
             step.normed,
             head,
@@ -179,7 +203,7 @@ class EagleTraining(Objective[EagleModule]):
         return loss * (len(step.selected) / len(batch.active))
 
     def _steps(self, batch: _Batch) -> Iterator[_Step]:
-        """Run the head over a batch, and yield each step of training-time test."""
+        """Run the head over a batch, and yield the output of each step of training-time test."""
         module = self.module
         with autocast(self.device):
             feature = module.fuse(batch.hidden)
@@ -201,7 +225,11 @@ class EagleTraining(Objective[EagleModule]):
             yield _Step(number, normed[selected], selected, batch.teacher[selected] + number)
 
     def _prepare(self, inputs: Tensor, marks: Tensor) -> _Batch | None:
-        """Run the target over the dialogues of a batch; ``None`` if no row of them drafts."""
+        """Run the target over the dialogues of a batch, and return what the head learns from.
+
+        ``inputs`` and ``marks`` are ``[count, length]``. The result is ``None`` if no row drafts
+        within an answer.
+        """
         parts: dict[str, list[Tensor]] = {}
         lengths = list[int]()
         active_rows = list[Tensor]()
@@ -211,7 +239,8 @@ class EagleTraining(Objective[EagleModule]):
         t2d = self.module.t2d.cpu()
         for ids, kinds in split_dialogues(inputs, marks):
             answered = kinds >= Mark.GREEDY
-            active = answered[2:].nonzero().flatten()  # row i drafts token i + 2
+            # the first draft token of row i is token i + 2
+            active = answered[2:].nonzero().flatten()
             if not len(active):
                 continue
             first = int(active[0]) + 1
@@ -247,12 +276,13 @@ class EagleTraining(Objective[EagleModule]):
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
-        """Measure the head on held-out dialogues, then in the engine; each takes half the time.
+        """Measure the head on held-out dialogues, then in the engine, each for half of ``seconds``.
 
-        The figures on held-out dialogues are those with the true text before each draft token: for
-        each draft position ``KL`` and ``same`` (see :class:`Comparison`); ``S``, the tokens per
-        forward pass with a chain of ``depth`` draft tokens at every position of greedy answers; and
-        ``sampled S``, that of sampled answers. For the figures of the engine, see ``served.py``.
+        On held-out dialogues, the tokens before each draft token are those of the text. For each
+        draft position there are two figures, ``KL`` and ``same`` (see :class:`Comparison`). ``S``
+        is the number of tokens per forward pass if a chain of ``depth`` draft tokens begins at
+        every position of the greedy answers, and ``sampled S`` the same for the sampled answers.
+        The figures of the engine are described in ``served.py``.
         """
         if not self.held_out:
             return {}
@@ -284,8 +314,9 @@ class EagleTraining(Objective[EagleModule]):
     ) -> None:
         """Add the comparisons of a batch to ``rows``, and its accepted draft tokens to ``chains``.
 
-        ``rows`` has one entry per draft position. An entry of ``chains`` is a list of two sums: the
-        number of accepted draft tokens, and the number of chains.
+        ``rows`` has one comparison per draft position. ``chains`` has the keys ``S`` and ``sampled
+        S``; each value is a list of two sums, the number of accepted draft tokens and the number of
+        chains.
         """
         reached = torch.ones(len(batch.active), device=self.device)
         total = torch.zeros_like(reached)
@@ -310,13 +341,16 @@ class EagleTraining(Objective[EagleModule]):
             chains[name][1] += int(chosen.sum())
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
-        """Write the head to ``folder`` in the layout of the library speculators."""
+        """Write the head to ``folder`` in the layout speculators, which vLLM reads, too.
+
+        ``card`` is the content of ``README.md``.
+        """
         documents = {"config.json": self.config.document(self.options.num_tokens)}
         export_tensors(folder, self.module.exported(), documents, card)
 
 
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:
-    """Return the factor of the loss of each draft position ``s``, from 0.
+    """Return the factors by which the loss of each draft position ``s`` (from 0) is multiplied.
 
     ``weighting`` is one of:
 
@@ -325,6 +359,8 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
       ``acceptance[s] .. acceptance[k]``. Multiplied by the acceptance of all positions before
       ``s``, which is a factor of each row, it is the derivative of the expected accepted length by
       the log-probability at ``s``.
+
+    ``acceptance`` has the measured acceptance of each draft position, 0..1.
     """
     if weighting == "decay":
         return [decay**step for step in range(len(acceptance))]
@@ -337,7 +373,11 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
 
 
 def _run_lengths(flags: Tensor) -> Tensor:
-    """Return the number of successive true flags from each index on: ``1 1 0 1``: ``2 1 0 1``."""
+    """Return, for each index, how many successive flags from there on are true.
+
+    For ``1 1 0 1`` these are ``2 1 0 1``.
+    """
     places = torch.arange(len(flags))
-    ends = torch.where(flags, len(flags), places)  # index of a false flag, else the length
+    # for a false flag its index, for a true one the length
+    ends = torch.where(flags, len(flags), places)
     return ends.flip(0).cummin(0).values.flip(0) - places

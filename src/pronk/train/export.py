@@ -1,4 +1,4 @@
-"""Export of trained models, and the checkpoints that ``pronk train lm --init`` trains further.
+"""Export of trained models, and reading of checkpoints to train further (``lm --init``).
 
 transformers loads the exported checkpoints as ``LlamaForCausalLM``; drafters are read by
 :mod:`pronk.lab.drafters.modules.files`. Weights are bfloat16. The output folder is replaced
@@ -45,8 +45,8 @@ from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
 
-# Fields of a configuration that the export may change: names, ids of special tokens, and how
-# weights are stored.
+# Fields of a configuration that do not change what the model computes: names, ids of special
+# tokens, and how weights are stored. An export may change them.
 _NOT_COMPUTED = {"family", "bos_id", "eos_ids", "dtype", "quantization"}
 
 
@@ -77,7 +77,11 @@ def export_model(
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Write a drafter in place of ``folder``: weights, card, and ``document`` as drafter.json."""
+    """Write a trained drafter; the contents of ``folder`` are replaced.
+
+    The files are the weights of ``module``, ``document`` as ``drafter.json``, and ``card`` as
+    ``README.md``.
+    """
     export_tensors(folder, module.state_dict(), {"drafter.json": document}, card)
 
 
@@ -88,10 +92,14 @@ def export_tensors(
     card: str,
     tokenizer_of: Path | None = None,
 ) -> None:
-    """Write a model's files in place of ``folder``: tensors, JSON files by name, and card.
+    """Write a model; the contents of ``folder`` are replaced.
 
-    Floating-point tensors are stored in bfloat16. ``tokenizer_of`` is a folder or GGUF file whose
-    tokenizer is written, too.
+    Args:
+        folder: folder to write.
+        tensors: tensors by name; floating-point numbers are stored in bfloat16.
+        files: contents of JSON files, by file name.
+        card: content of ``README.md``.
+        tokenizer_of: folder or GGUF file whose tokenizer is written, too; ``None``: no tokenizer.
     """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -112,11 +120,11 @@ def export_tensors(
 
 
 def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
-    """Return the weights under their Hugging Face names, with the fused projections split."""
+    """Return the weights by their names in transformers; fused matrices such as qkv are split."""
     names = get_family("llama").names
     tensors = dict[str, Tensor]()
     for part in plan_tensors(decoder.config, names):
-        if not part.weight:  # a tied head
+        if not part.weight:  # a tied LM head has no weight of its own
             continue
         name = part.target if part.kind == "table" else f"{part.target}.weight"
         weight = decoder.get_parameter(name)
@@ -128,7 +136,7 @@ def hugging_face_tensors(decoder: DecoderModule) -> dict[str, Tensor]:
 
 
 def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a Llama with the sizes of ``config``."""
+    """Return the content of ``config.json`` for a Llama with the sizes of ``config``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -151,12 +159,13 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class InitialModel:
-    """A checkpoint to train further.
+    """A checkpoint that ``pronk train lm --init`` trains further.
 
     A model that predicts ``n`` tokens at once can be trained further to predict ``n'`` tokens
-    (Gloeckle et al. 2024, section 3.6). Of the heads in the checkpoint's folder ``heads``, the
-    first ``n' - 1`` are kept. Missing heads are added with new layers, the final norm and, if they
-    have unembeddings of their own, copies of the model's unembedding. ``n' = 1`` drops all heads.
+    (Gloeckle et al. 2024, section 3.6). The first ``n' - 1`` heads in the checkpoint's folder
+    ``heads`` are used. If it has fewer, heads are added: a new head has new layers, the final norm
+    and, if heads have unembeddings of their own, a copy of the model's unembedding. With ``n' =
+    1``, no heads are used.
     """
 
     name: str
@@ -164,11 +173,14 @@ class InitialModel:
     config: ModelConfig
     tokenizer: Tokenizer
     fingerprint: Fingerprint
-    heads: HeadsShape | None  # shape of the heads besides the model's own; ``None`` without any
+    # shape of the heads in addition to the model's own; ``None`` without any
+    heads: HeadsShape | None
 
     @classmethod
     def read(cls, name: str) -> InitialModel:
-        """Read a model without its weights: a folder, a GGUF file, or a name as in ``pronk pull``.
+        """Read the configuration, but not the weights, of the model ``name``.
+
+        ``name`` is a folder, a GGUF file, or a name as in ``pronk pull``.
 
         Raises:
             CheckpointError: there is no such model, or its files are damaged.
@@ -184,7 +196,7 @@ class InitialModel:
 
     @property
     def shape(self) -> ModelShape:
-        """Sizes of the model."""
+        """Sizes of the model, as the options of a new model state them."""
         c = self.config
         return ModelShape(
             hidden=c.hidden_size,
@@ -223,12 +235,12 @@ class InitialModel:
         return replace(self.heads, num_heads=tokens - 1)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of the decoder in float32, by their names in ``DecoderModule``."""
+        """Return the decoder's weights in float32, by the names that ``DecoderModule`` has."""
         module = load_module(self.folder, self.config, torch.float32, torch.device("cpu"))
         return dict(module.state_dict())
 
     def load_heads(self, heads: HeadsModule) -> None:
-        """Copy the checkpoint's heads into ``heads``, as many as both have."""
+        """Copy the checkpoint's heads into ``heads``, as many as exist in both."""
         if self.heads is None:
             return
         kept = min(self.heads.num_heads, heads.shape.num_heads)
@@ -247,12 +259,15 @@ class InitialModel:
 
 
 def _head_number(tensor: str) -> int:
-    """Return the index of the head of a tensor such as ``layers.2.mlp.weight``."""
+    """Return the index (from 0) of a tensor's head: 2 for ``layers.2.mlp.weight``."""
     return int(tensor.split(".")[1])
 
 
 def _check_exportable(name: str, config: ModelConfig) -> None:
-    """Raise OptionError unless the export can describe a model of this configuration."""
+    """Raise OptionError if an export cannot describe a model of this configuration.
+
+    Exports are Llamas; ``name`` is the model's name in the message.
+    """
     written = parse_config(hugging_face_config(config))
     differences: list[str] = []
     for field in fields(ModelConfig):
@@ -271,7 +286,10 @@ def _check_exportable(name: str, config: ModelConfig) -> None:
 
 
 def _read_heads(folder: Path, model: Fingerprint) -> HeadsShape | None:
-    """Return the shape of the heads in a folder, which must be those of ``model``."""
+    """Return the shape of the heads in a folder; ``None`` if it has none.
+
+    Raises OptionError if the heads were trained for another model than ``model``.
+    """
     if not folder.is_dir():
         return None
     stored = TrainedDrafter.read(folder)

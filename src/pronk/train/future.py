@@ -9,8 +9,8 @@ head 1 is the model's own. For each head, the sum over rows is replaced by the m
 The export is an ordinary checkpoint, whose own head predicts the next token. The other heads are in
 its folder ``heads``, for the drafter ``multi_token``.
 
-The layers below all heads are the *trunk*. This is the last layer of the trunk of a model with
-``L`` layers, for transformer heads in three orders and for linear heads::
+The layers below all heads are the *trunk*. In a model with ``L`` layers, the trunk ends with the
+following layer, for transformer heads in three orders and for linear heads::
 
     parallel       layer L - 1; layer L is head 1
     causal         layer L; head 1 is the final norm and the unembedding alone
@@ -64,7 +64,7 @@ def future_shape(
     check_choice("head-kind", kind, HEAD_LAYERS)
     check_choice("head-order", order, HEAD_ORDERS)
     width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
-    inside = 0  # number of the model's layers that are heads
+    inside = 0  # number of the model's own layers that are heads
     if kind == "transformer":
         inside = {"parallel": 1, "causal": 0, "anticausal": tokens}[order]
     if order == "anticausal" and kind != "transformer":
@@ -91,9 +91,9 @@ def future_shape(
 def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -> ModelShape:
     """Return ``model`` with one layer less for each further head, which has a layer of its own.
 
-    The model that predicts ``tokens`` tokens then has as many weights as ``model``, but for the
-    norm of each further head (table S4, "+Layers 0"; section 3.1). Raises OptionError if the heads
-    add no transformer layers, or if the model has too few layers.
+    With heads for ``tokens`` tokens, the shorter model then has as many weights as ``model``,
+    except for the norm of each further head (table S4, "+Layers 0"; section 3.1). Raises
+    OptionError if the heads add no transformer layers, or if the model has too few layers.
     """
     if kind != "transformer" or order == "anticausal":
         found = "anticausal" if order == "anticausal" else kind
@@ -113,7 +113,10 @@ def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -
 
 
 class FutureModel(nn.Module):
-    """A decoder and its further heads; anticausal heads are layers of the decoder."""
+    """A decoder, and heads that predict further tokens.
+
+    If the order of the heads is anticausal, the heads are layers of the decoder.
+    """
 
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:
         super().__init__()
@@ -125,9 +128,9 @@ class FutureModel(nn.Module):
         self.heads = HeadsModule(shape, config, inner)
 
     def initialize(self, seed: int, initial: InitialModel | None = None) -> None:
-        """Initialize the weights, or copy those of ``initial``.
+        """Initialize the weights at random, or copy those of the checkpoint ``initial``.
 
-        The decoder's weights are the same with and without heads.
+        For a given ``seed``, the decoder's weights are the same with and without heads.
         """
         generator = torch.Generator().manual_seed(seed + 1)
         if initial is None:
@@ -139,7 +142,7 @@ class FutureModel(nn.Module):
         self.heads.initialize(
             generator, self.decoder.norm, self.decoder.head.get_parameter("weight")
         )
-        # Anticausal heads are layers of the decoder, which the heads have just initialized.
+        # If heads are layers of the decoder, initializing the heads has changed these layers.
         self.decoder.load_state_dict(weights)
         initial.load_heads(self.heads)
 
@@ -148,7 +151,10 @@ class FutureModel(nn.Module):
         return dense_hidden(self.decoder, tokens, stop=self.heads.shape.layer)
 
     def stages(self, tokens: Tensor) -> list[Stage]:
-        """Return number and function of each head, in order of execution; 0 is the model's own."""
+        """Return number and function of each head, in the order in which the heads run.
+
+        Head 0 is the model's own.
+        """
         batch, length = tokens.shape
         rope = dense_rope(self.decoder, batch, length, torch.float32, tokens.device)
         attend = DenseAttention(batch, length)
@@ -158,7 +164,7 @@ class FutureModel(nn.Module):
         stages: list[Stage] = [(index + 1, apply) for index, apply in further]
 
         def own_head(x: Tensor) -> Tensor:
-            if shape.layer > last:  # the trunk has all layers of the model
+            if shape.layer > last:  # all layers of the model are below the heads
                 return x
             out: Tensor = self.decoder.layers[last](x, rope, last, attend)
             return out
@@ -168,9 +174,9 @@ class FutureModel(nn.Module):
         return [(0, own_head), *stages]
 
     def norm_and_unembedding(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` after the norm of a head, and the head's unembedding ``[vocab, hidden]``.
+        """Return ``x`` after a head's norm, and the head's unembedding ``[vocab, hidden]``.
 
-        Head 0 is the model's own.
+        ``number`` is that of the head; head 0 is the model's own.
         """
         unembedding = self.decoder.head.get_parameter("weight")
         if not number:
@@ -179,7 +185,10 @@ class FutureModel(nn.Module):
 
 
 class FutureTokens(TextModel[FutureModel]):
-    """Training of a model with further heads (``options.heads``), one head at a time."""
+    """Training of a language model with heads that predict further tokens (``options.heads``).
+
+    To save memory, each head runs forward and backward before the next one.
+    """
 
     def build(self) -> FutureModel:
         model = FutureModel(self.config, self.options.heads)
@@ -194,8 +203,8 @@ class FutureTokens(TextModel[FutureModel]):
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Add ``scale`` times the gradient of the sum of the heads' losses; return their mean.
 
-        ``same`` of the result has, for each further head, the fraction of rows in which this head
-        and the model's own head have the same most likely token.
+        ``same`` of the result has, for each head other than the model's own, the fraction of rows
+        in which this head and the model's own head predict the same token as the most likely one.
         """
         inputs = inputs.to(self.device)
         targets = targets.to(self.device)
@@ -218,7 +227,9 @@ class FutureTokens(TextModel[FutureModel]):
     def _losses(self, inputs: Tensor, targets: Tensor, z: Tensor) -> Any:
         """Yield (number, loss, likeliest tokens, rows) of each head.
 
-        ``rows`` are those in which head 0, the model's own, has the same targets.
+        ``inputs`` and ``targets`` are ``[batch, length]``, and ``z`` is the output of the trunk.
+        Head ``n`` predicts the token ``n`` positions after that of head 0. Therefore ``rows`` are,
+        for each of its predictions, the row in which head 0 predicts the same token.
         """
         batch, length = inputs.shape
         with autocast(self.device):
@@ -243,10 +254,10 @@ class FutureTokens(TextModel[FutureModel]):
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
-        """Return the losses on held-out text, then alpha, CTAR and S in the engine.
+        """Return the losses on held-out text; and acceptance rate, CTAR and S in the engine.
 
-        Both measurements take about ``seconds / 2``. The engine measures the current weights, which
-        are exported to ``RUN/latest``.
+        Each of the two measurements takes about ``seconds / 2``. For the engine, the current
+        weights are exported to ``RUN/latest``.
         """
         config = self.config
         latest = self.folder / "latest"
@@ -270,7 +281,10 @@ class FutureTokens(TextModel[FutureModel]):
         return super().judge(losses)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the model in place of ``folder``, and the heads to ``folder / "heads"``."""
+        """Write the model to ``folder``, and the heads to ``folder / "heads"``.
+
+        The contents of ``folder`` are replaced.
+        """
         super().export(folder, card, facts)
         shape = self.options.heads
         fingerprint = Fingerprint.of(folder)

@@ -4,9 +4,9 @@ The first weights are a least-squares fit. Let ``x`` be the outputs of the targe
 position, scaled so that all channels have the same mean square; ``e`` the normed embedding of the
 next token; and ``z`` the target's last output at the position of the next token, after the final
 norm without its weight. The matrices ``A`` and ``B`` with the smallest mean of ``|A x + B e - z|²``
-are known in closed form. A head computes ``A x + B e`` if ``A`` is its ``fc``, each row attends to
-itself alone, and values and output projection have the product ``B``, up to the rank of the values.
-The ``fc`` of an MTP head has both matrices, ``B`` and ``A``.
+are known in closed form. An EAGLE-3 head computes ``A x + B e`` if ``A`` is its ``fc``, each row
+attends to itself alone, and values and output projection have the product ``B``, up to the rank of
+the values. The ``fc`` of an MTP head has both matrices, ``B`` and ``A``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from pronk.train.modules.eagle import EagleModule, LinearStart
 from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource
 
-_SAMPLES = 128  # dialogues to which the first weights are fitted
-# Added to the mean squares of channels, whose mean is 1, before their inverse is taken; also the
-# smallest weight of the norm to divide by.
+_SAMPLES = 128  # number of dialogues to which the first weights are fitted
+# Added to the mean squares of channels before they are inverted; their mean is 1. The smallest
+# weight of the final norm by which a vector is divided.
 _SMALL = 1e-4
-_RIDGE = 1e-3  # added to the diagonal of the Gram matrix, whose mean is 1
+# added to the diagonal of the Gram matrix, whose mean is 1, so that it can be inverted
+_RIDGE = 1e-3
 
 
 def draft_vocabulary(
@@ -43,8 +44,8 @@ def draft_vocabulary(
 ) -> tuple[Tensor, float]:
     """Return the ids of the ``size`` most frequent tokens of the answers, and their coverage.
 
-    The ids are in ascending order. The coverage is the fraction (0..1) of the answers' tokens that
-    are in the draft vocabulary.
+    The ids are in ascending order, and below ``vocab_size``. The coverage is the fraction (0..1) of
+    the answers' tokens that are among them.
     """
     counts: Counter[int] = Counter()
     for dialogue in dialogues:
@@ -61,7 +62,11 @@ def head_config(
     verifier: str | None,
     fingerprint: Fingerprint | None,
 ) -> EagleConfig:
-    """Return the configuration of a head with the sizes of a layer of the target."""
+    """Return the configuration of a head for a target.
+
+    Its layer has the sizes of the target's layers, except as the options say. ``verifier`` is the
+    target's name, and ``fingerprint`` that of its weights, both stored in the head's file.
+    """
     if target.norm != "rms" or not target.gated or target.activation != "silu":
         msg = (
             "model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found "
@@ -69,7 +74,7 @@ def head_config(
         )
         raise OptionError(msg)
     rope = target.rope or RopeConfig(target.head_dim)
-    # The files of heads cannot describe other kinds of scaling.
+    # The file format of heads cannot describe other kinds of scaling.
     if rope.kind not in ("default", "linear", "llama3"):
         rope = RopeConfig(target.head_dim, rope.theta)
     layer = replace(
@@ -96,7 +101,8 @@ def head_config(
         target.vocab_size if is_mtp else draft_vocab,
         target.hidden_size,
         None if is_mtp else sources,
-        # In the outputs of some layers, single values are a thousand times the others.
+        # Norm the inputs: in the outputs of some layers, single values are a thousand times the
+        # others.
         fc_norm=not is_mtp,
         norm_output=is_mtp,
         num_wide=0 if is_mtp else 1,
@@ -106,9 +112,9 @@ def head_config(
 
 
 def check_answers(path: Path, weights: str, target: Fingerprint) -> None:
-    """Raise OptionError if another model than the target wrote the answers.
+    """Raise OptionError if another model than the target wrote the answers in the file ``path``.
 
-    ``weights`` is the fingerprint of the weights in the header of the file ``path``.
+    ``weights`` is the fingerprint of the weights in the header of the file.
     """
     if weights != target.weights:
         msg = (
@@ -127,10 +133,11 @@ def begin_linear(
     length: int,
     generator: torch.Generator,
 ) -> None:
-    """Set the first weights of a head by a fit to some dialogues, cut to ``length`` tokens.
+    """Set the first weights of a head by a least-squares fit to some of the dialogues.
 
-    The weights of the input norms give all channels the same mean square, because a few channels of
-    the target's outputs are tens of times larger than the others, and nearly constant.
+    A dialogue is cut to ``length`` tokens. The weights of the input norms are set so that all
+    channels have the same mean square, because a few channels of the target's outputs are tens of
+    times larger than the others, and nearly constant.
     """
     count = len(module.input_norms)
     size = target.config.hidden_size
@@ -158,10 +165,10 @@ def begin_linear(
 
 
 def fit(rows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> LinearStart:
-    """Return the matrices ``A`` and ``B`` of the least-squares fit (see the module's docstring).
+    """Return the matrices ``A`` and ``B`` for which ``A x + B e`` is nearest to ``z``.
 
-    ``rows`` yields at least one part of the data: ``x`` ``[rows, sources * size]``, and ``e`` and
-    ``z`` ``[rows, size]``.
+    ``rows`` yields the data in one or several parts: the target's outputs ``x`` ``[rows, sources *
+    size]``, the embeddings ``e`` and the targets ``z``, both ``[rows, size]``.
     """
     sums = list[Tensor]()
     count = 0

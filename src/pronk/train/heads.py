@@ -30,30 +30,38 @@ from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
 from pronk.train.students import Branch, Student
 
-# Number of a head, and the function that maps its input ``[rows, hidden]`` to its output before the
-# norm, of the same shape.
+# A head's number, and the function that maps its input ``[rows, hidden]`` to its output before the
+# head's norm, of the same shape.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
-# Number of a head's most likely tokens whose accuracy is measured; useful trees have no others.
+# For each head, the accuracy of this number of its most likely tokens is measured. Token trees that
+# pay have no less likely tokens.
 _NUM_RANKS = 16
 
 
 class HeadsStudent(Student[HeadsModule]):
-    """Training of heads; head ``i`` learns the target's distribution ``i`` positions further on."""
+    """Training of multi-token heads on a frozen target.
+
+    Head ``i`` learns the target's distribution ``i`` positions further on.
+    """
 
     kind = "multi_token"
     title = "Multi-token heads"
 
     def build(self, generator: torch.Generator) -> HeadsModule:
-        """Build heads that nearly copy their input, with the target's norm and unembedding."""
+        """Build heads that at first nearly copy their input.
+
+        Their norms and unembeddings start as copies of the target's.
+        """
         self.hidden = (self.options.shape.layer,)
         heads = HeadsModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield one branch per head, the head of the nearest token first.
+        """Yield one branch per head; the head of the nearest token is first.
 
-        The last rows of a sequence are in fewer branches, because later tokens are missing.
+        A branch lacks the last rows of each sequence, because the token that the head would predict
+        is beyond the sequence.
         """
         heads = self.module
         (batch, length) = tokens.shape
@@ -63,7 +71,7 @@ class HeadsStudent(Student[HeadsModule]):
         stages = head_stages(heads, rope, attend)
         for index, out in head_by_head(stages, z, chained=heads.shape.is_chained):
             rows, target_rows = shifted_rows(batch, length, index + 1, tokens.device)
-            if len(rows):  # empty if a held-out sequence is too short for this head
+            if len(rows):  # there are none if a held-out sequence is too short for this head
                 weight = head_weight(heads, index, self.teacher.unembedding)
                 yield Branch(heads.norms[index](out[rows]), weight, target_rows)
 
@@ -73,7 +81,7 @@ class HeadsStudent(Student[HeadsModule]):
 
 
 def describe(shape: HeadsShape) -> str:
-    """Return the heads' sizes in words, for a model card."""
+    """Return the sizes of multi-token heads in words, for a model card."""
     layer = "a linear layer"
     if shape.kind == "transformer":
         layer = f"a transformer layer with an MLP of {shape.mlp}"
@@ -90,9 +98,9 @@ def head_weight(heads: HeadsModule | MedusaModule, index: int, shared: Tensor) -
 
 
 def head_stages(heads: HeadsModule, rope: Rope, attend: DenseAttention) -> list[Stage]:
-    """Return index and function of each head, in order of execution.
+    """Return index (from 0) and function of each head, in the order in which the heads run.
 
-    ``rope`` has the rotations of the rows.
+    ``rope`` are the rotations of the rows, and ``attend`` is the attention of the heads' layers.
     """
     run = partial(heads.run_part, rope=rope, attend=attend)
     return [(index, partial(run, index)) for index in heads.shape.execution_order]
@@ -103,10 +111,11 @@ def head_by_head(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield number and output ``[rows, hidden]`` of each head, by ascending number.
 
-    The caller runs the backward pass from each output before it takes the next one.
+    The caller runs the backward pass from each output before it takes the next one, so that only
+    one head's logits are in memory.
 
     Args:
-        stages: the heads, in order of execution.
+        stages: the heads, in the order in which they run.
         z: input of the first head, ``[rows, hidden]``, a leaf of the autograd graph.
         chained: False: all heads read ``z``. True: each head reads the output of the head before
             it; after the last output, the iterator passes the gradients back through the heads, and
@@ -116,7 +125,8 @@ def head_by_head(
         for number, apply in sorted(stages, key=lambda stage: stage[0]):
             yield number, apply(z)
         return
-    outputs: list[tuple[int, Tensor, Tensor]] = []  # head number, output, detached output
+    # number of each head, its output, and its output detached from the graph
+    outputs: list[tuple[int, Tensor, Tensor]] = []
     leaf = z
     for number, apply in stages:
         out = apply(leaf)
@@ -132,7 +142,7 @@ def head_by_head(
 def shifted_rows(
     batch: int, length: int, places: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the indices of the rows with a row ``places`` later in their sequence, and of those.
+    """Return two lists of rows: those with a row ``places`` later in their sequence, and these.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """
@@ -142,12 +152,15 @@ def shifted_rows(
 
 @dataclass(frozen=True)
 class MedusaOptions(HeadsOptions):
-    """Options of the training of Medusa heads; a resumed run may change ``tree_size``."""
+    """Options of the training of Medusa heads.
+
+    A resumed run may change ``tree_size``, which affects only the export.
+    """
 
     FREE: ClassVar[frozenset[str]] = HeadsOptions.FREE | {"tree_size"}
 
     shape: MedusaShape = field(default_factory=MedusaShape)
-    tree_size: int = 15  # number of draft tokens of the exported tree
+    tree_size: int = 15  # number of draft tokens of the token tree in the exported files
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,11 +182,11 @@ class MedusaStudent(Student[MedusaModule]):
     title = "Medusa heads"
 
     options: MedusaOptions
-    # Accuracies of the current weights; ``None`` if they are not measured.
+    # Accuracies of the heads' tokens by rank, with the current weights; ``None`` if not measured.
     _accuracies: tuple[tuple[float, ...], ...] | None = None
 
     def build(self, generator: torch.Generator) -> MedusaModule:  # noqa: ARG002 - nothing is random
-        """Build heads that predict the target's next token before training."""
+        """Build heads whose first weights make them predict the same token as the target."""
         heads = MedusaModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(self.teacher.unembedding)
         self._run = self.maybe_compile(MedusaHeadModule.forward)
@@ -185,24 +198,24 @@ class MedusaStudent(Student[MedusaModule]):
             last = self.teacher.decoder.norm(features.last).float()
         for index, head in enumerate(self.module.layers):
             rows, target_rows = shifted_rows(count, length, index + 1, tokens.device)
-            if not len(rows):  # the held-out sequence is too short for this head
+            if not len(rows):  # there are none if the held-out sequence is too short for this head
                 return
             weight = head_weight(self.module, index, self.teacher.unembedding)
             yield Branch(self._run(head, last[rows]), weight, target_rows)
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add the gradient of the loss; forget the accuracies, because the weights will change."""
+        """Add the gradient of the loss; drop measured accuracies, as the weights will change."""
         self._accuracies = None
         return super().backward(inputs, targets, scale)
 
     def exported_shape(self) -> MedusaShape:
-        """Return the heads' shape, with the token tree chosen by their current accuracies."""
+        """Return the sizes of the heads, and the token tree that suits their current accuracies."""
         self._accuracies = self._accuracies or self.measure_ranks()
         tree = best_paths(self._accuracies, self.options.tree_size)
         return replace(self.options.shape, tree=tree, accuracies=self._accuracies)
 
     def prompts(self) -> list[list[int]]:
-        """Return the held-out prompts that are not used to choose the token tree."""
+        """Return the half of the held-out prompts by which the token tree is not chosen."""
         halves = held_out_halves(self.data, self.vocab_size)
         return held_out_prompts(self.data) if halves is None else halves[1]
 
@@ -217,7 +230,7 @@ class MedusaStudent(Student[MedusaModule]):
         num_heads = o.shape.num_heads
         num_ranks = min(_NUM_RANKS, self.vocab_size)
         hits = torch.zeros(num_heads, num_ranks, dtype=torch.int64, device=self.device)
-        seen = [0] * num_heads  # number of positions, for each head
+        seen = [0] * num_heads  # number of positions measured so far, for each head
         for sequences in self._held_out_sequences():
             for inputs, _ in sequences.batches(o.micro):
                 for head, (branch, teacher) in enumerate(self._branches_with_targets(inputs)):
@@ -235,9 +248,10 @@ class MedusaStudent(Student[MedusaModule]):
         return tuple(accuracies)
 
     def _held_out_sequences(self) -> list[Sequences]:
-        """Return the sequences to measure: half of the target's own text, or all held-out text.
+        """Return the held-out sequences on which accuracies are measured.
 
-        All held-out text is measured if there is no text of the target's own.
+        They are half of the target's own text, or all held-out text if there is no text of the
+        target's.
         """
         length = self.options.first_length
         halves = held_out_halves(self.data, self.vocab_size)
@@ -270,7 +284,10 @@ class MedusaStudent(Student[MedusaModule]):
 
 
 def _hits(branch: Branch, teacher: TeacherLogits, ranks: int) -> Tensor:
-    """Return, for each rank, the number of rows whose token is the teacher's most likely one."""
+    """Return, for each rank, how often the head's token of this rank is the teacher's likeliest.
+
+    The result has a number of rows of ``branch`` for each rank from 0 to ``ranks - 1``.
+    """
     dtype = product_dtype(branch.hidden.device)
     hits = branch.hidden.new_zeros(ranks, dtype=torch.int64)
     weight = branch.weight.to(dtype)

@@ -29,7 +29,8 @@ from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 class TextModel(Objective[Module]):
     """Training objective of language models; a subclass defines the module and the loss.
 
-    The files of :func:`pronk.train.data.prepare` are in ``folder / "data"``. With ``initial``,
+    ``folder`` is that of the run; its token files, written by :func:`pronk.train.data.prepare`, are
+    in ``folder / "data"``. With ``initial``,
     weights, sizes and tokenizer are those of a checkpoint. Raises OptionError if the text is
     shorter than one sequence, or the device does not exist; TokenizerError if the tokenizer is
     damaged.
@@ -57,34 +58,37 @@ class TextModel(Objective[Module]):
 
     @classmethod
     def identify(cls, initial: InitialModel | None) -> dict[str, Any]:
-        """Return ``identity``, so that a resumed run is checked before an objective is built."""
+        """Return ``identity`` without building an objective, to check a resumed run before."""
         return {"kind": "lm", "init": None if initial is None else initial.fingerprint.weights}
 
     @abstractmethod
     def build(self) -> Module:
-        """Return the module with its initial weights."""
+        """Return the module to train, with its initial weights."""
 
     @property
     @abstractmethod
     def decoder(self) -> DecoderModule:
-        """The decoder that :meth:`export` writes as a checkpoint."""
+        """The part of the module that :meth:`export` writes as a checkpoint."""
 
     @abstractmethod
     def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """Return mean losses in nats per token: of the next token, then of later ones, if any."""
+        """Return the mean losses in nats per token: of the next token, then of later ones, if any.
+
+        ``inputs`` and ``targets`` are ``[count, length]``.
+        """
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
         """Return the losses on all held-out sets in nats per token, measured for ``seconds``.
 
-        The key ``prose`` is the loss of the next token on the set ``prose``, ``prose 2`` that of
-        the second next token, and so on.
+        The key ``prose`` is the loss of the next token on the held-out set ``prose``; ``prose 2``
+        is the loss of the token after the next one, and so on.
         """
         figures: dict[str, float] = {}
         sets = list(held_out_sets(self.data, length, self.config.vocab_size))
         for name, sequences in sets:
-            totals = list[float]()  # sums of the losses over the sequences
-            seen = 0  # number of sequences
+            totals = list[float]()  # for each loss, its sum over the sequences
+            seen = 0  # number of sequences measured so far
             for inputs, targets in sequences.batches(self.options.micro, seconds / len(sets)):
                 losses = self.measure(inputs, targets)
                 size = len(inputs)
@@ -107,7 +111,7 @@ class TextModel(Objective[Module]):
 
 
 class LanguageModel(TextModel[DecoderModule]):
-    """A model trained with the cross-entropy of the next token."""
+    """Training of a language model with the cross-entropy of the next token."""
 
     def build(self) -> DecoderModule:
         decoder = DecoderModule(self.config)
@@ -128,9 +132,12 @@ class LanguageModel(TextModel[DecoderModule]):
         return PassResult(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; both arguments are ``[count, length]``."""
-        # The residual stream is float32; matrix products and attention are bfloat16 where bfloat16
-        # is fast.
+        """Return the mean loss in nats per token.
+
+        ``inputs`` and ``targets`` are token ids ``[count, length]``.
+        """
+        # The residual stream is float32. Matrix products and attention are bfloat16, unless
+        # bfloat16 is emulated.
         with autocast(self.device):
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
@@ -140,8 +147,9 @@ class LanguageModel(TextModel[DecoderModule]):
 
 
 def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
-    """Return the sequences of a run's two phases, from the start and from the end of a token file.
+    """Return the training sequences of a run's first phase and of its last phase.
 
+    The first phase reads the token file from the beginning, and the last phase reads its end.
     Raises OptionError if the text of a phase is shorter than one sequence.
     """
     o = options
@@ -155,7 +163,10 @@ def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Seque
 
 
 def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[str, Sequences]]:
-    """Yield name and sequences of each held-out set; a set below ``length`` is one sequence."""
+    """Yield name and sequences of each held-out set in the folder ``data``.
+
+    The sequences have ``length`` tokens; a set with fewer tokens is one shorter sequence.
+    """
     for file in sorted(data.glob("valid-*.bin")):
         name = file.stem.removeprefix("valid-")
         size = file.stat().st_size // token_dtype(vocab_size)().itemsize
@@ -163,5 +174,5 @@ def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[st
 
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
-    """Return the configuration of a decoder of this shape."""
+    """Return the configuration of a Llama with the sizes ``shape``."""
     return replace(llama_config(**asdict(shape), eos_ids=eos_ids), bos_id=bos_id)

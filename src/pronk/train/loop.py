@@ -43,59 +43,71 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class PassResult:
-    """Result of one forward and backward pass."""
+    """Result of one forward and backward pass over a part of a step's batch."""
 
-    loss: float  # mean loss in nats per token
-    # For each branch, the fraction of rows in which the drafter's most likely token is the
-    # target's; may be empty.
+    loss: float  # mean loss of the rows in nats per token
+    # For each branch (prediction head) of a drafter, the fraction of rows in which its most likely
+    # token is the target's. Empty for a language model.
     same: tuple[float, ...] = ()
 
 
 class Objective(ABC, Generic[Module]):
-    """A module with its loss, its text and its evaluation."""
+    """A module to train, with its loss, training text and evaluation; see :class:`Trainer`."""
 
     folder: Path  # folder of the run
     options: LoopOptions
-    module: Module  # the optimizer ``muon`` updates the matrices in ``module.layers``
-    # Training sequences of the two phases: short sequences, then long ones.
+    # the module to train; the optimizer ``muon`` updates the matrices in ``module.layers``
+    module: Module
+    # Training sequences of the two phases of a run: short sequences, then long ones.
     phases: tuple[Batches, Batches]
-    # Values, besides the options of the loop, that must be unchanged when a run is resumed.
+    # Values that must be unchanged when a run is resumed, in addition to the options of the loop.
     identity: dict[str, Any]
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
         """Add ``scale`` times the gradient of the loss of a batch; return the mean loss.
 
-        With several losses, the gradient is that of their sum. ``inputs`` and ``targets`` are
-        ``[count, length]``.
+        If there are several losses, the gradient is that of their sum. ``inputs`` and ``targets``
+        are ``[count, length]``.
         """
 
     @abstractmethod
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Return figures by name, measured on held-out sequences for about ``seconds``.
 
-        The sequences have up to ``length`` tokens.
+        The sequences have up to ``length`` tokens, and a figure such as "prose KL" has the name of
+        the held-out text.
         """
 
     def judge(self, figures: Mapping[str, float]) -> float:
-        """Return the figure that early stopping compares (lower is better).
+        """Return the figure that early stopping compares; lower is better.
 
-        It is the mean divergence of a drafter from the target; NaN without held-out text.
+        By default it is the mean divergence of a drafter from the target; NaN without held-out
+        text.
         """
         divergences = [value for name, value in figures.items() if " KL" in name]
         return fmean(divergences) if divergences else math.nan
 
     @abstractmethod
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
-        """Write the current module, ``card`` and ``facts`` (as JSON) in place of ``folder``."""
+        """Write the current module to ``folder``, in place of its contents.
+
+        ``card`` becomes ``README.md``, and ``facts`` are stored as JSON.
+        """
 
     def serve(
         self, llm: LLM, spec: str, prompts: Sequence[list[int]], seconds: float
     ) -> dict[str, float]:
-        """Export the current drafter to ``latest``, and return its figures in the engine.
+        """Export the current drafter to ``RUN/latest``, and measure it in the engine.
 
-        ``spec.format(model=folder)`` is the drafter's specification. Without prompts, nothing is
-        exported, and the result is empty.
+        Args:
+            llm: the target.
+            spec: the drafter's specification, with ``{model!r}`` for the folder of the drafter.
+            prompts: token ids of prompts; without prompts, nothing is exported or measured.
+            seconds: time limit.
+
+        Returns:
+            The figures of :func:`pronk.train.served.measure`; empty without prompts.
         """
         if not prompts:
             return {}
@@ -109,18 +121,18 @@ Trained = TypeVar("Trained", bound=Objective[Any])
 
 @dataclass
 class Report:
-    """Progress of a run."""
+    """Progress of a run, as it is shown and logged."""
 
     step: int  # number of steps so far
-    progress: float  # fraction of the schedule, 0..1
-    loss: float  # mean since the last report, in nats per token
+    progress: float  # fraction of the training that is done, 0..1
+    loss: float  # mean loss since the last report, in nats per token
     rate: float  # learning rate
-    norm: float  # norm of the last gradient
+    norm: float  # norm of the last gradient before clipping
     tokens: int  # number of tokens trained on so far
-    seconds: float  # training time so far
-    speed: float  # tokens per second of the median step
-    same: tuple[float, ...] = ()  # means since the last report; see :class:`PassResult`
-    # Figures of an evaluation; empty if there was none.
+    seconds: float  # training time so far, in seconds
+    speed: float  # tokens per second in the median step since the last report
+    same: tuple[float, ...] = ()  # means of :class:`PassResult`'s ``same`` since the last report
+    # Figures of an evaluation by name; empty if there was none at this step.
     valid: dict[str, float] = field(default_factory=dict)
 
 
@@ -154,22 +166,23 @@ class Trainer(Generic[Trained]):
         self.optimizers = Optimizers(
             objective.module, options.optimizer, options.weight_decay, options.adamw_share
         )
-        # Training time by the first process's clock, including the time before a resumption.
+        # Seconds of training by the first process's clock, including those before a resumption.
         self.seconds = 0.0
         self.step = 0  # number of steps made
-        self.step_seconds = 0.0  # duration of the last step
+        self.step_seconds = 0.0  # duration of the last step in seconds
         self.phase_steps = [0, 0]  # number of steps made in each phase
-        # Loss and ``same`` of each step since the last report.
+        # Loss and ``same`` (see PassResult) of each step since the last report.
         self.step_results: list[tuple[float, ...]] = []
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
-        # Seconds of the run without training: writing the text, and loading after each restart.
+        # Seconds of the run that were not training: writing the text, and loading after each
+        # restart.
         self.seconds_before = self.processes.agree(self.clock.seconds) - self.seconds
         self.schedule = Schedule(options, self._minutes())
 
     def _minutes(self) -> float | None:
-        """Return the time limit of the training in minutes; ``None`` without a limit."""
+        """Return the time limit of the training alone in minutes; ``None`` without a limit."""
         if not self.clock.has_limit:
             return None
         left = TRAINED_BY * self.clock.limit - self.seconds_before
@@ -184,7 +197,7 @@ class Trainer(Generic[Trained]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended: all steps are done, no time is left, or early stopping."""
+        """Whether the run has ended: all steps are done, time is over, or it was stopped early."""
         progress = self.schedule.progress(self.step, self.seconds + self.step_seconds)
         return progress >= 1.0 or self.stopped_early
 
@@ -199,7 +212,7 @@ class Trainer(Generic[Trained]):
 
     @property
     def judgements(self) -> list[tuple[int, float]]:
-        """Step number and result of :meth:`Objective.judge`, for each evaluation so far."""
+        """Number of the step and figure of :meth:`Objective.judge`, for each evaluation so far."""
         evaluated = [entry for entry in self.history if entry["valid"]]
         return [(entry["step"], self.objective.judge(entry["valid"])) for entry in evaluated]
 
@@ -222,7 +235,7 @@ class Trainer(Generic[Trained]):
         self.history = list(state["history"])
 
     def save(self) -> None:
-        """Write the checkpoint; only the first process does."""
+        """Write the checkpoint of the run; only the first process does."""
         state = {
             "options": self._defining,
             "model": self.objective.module.state_dict(),
@@ -269,14 +282,15 @@ class Trainer(Generic[Trained]):
                 break
             end = time.monotonic()
             durations.append(end - begin)
-            # The time since the last step's end also includes saving, and the times in which the
+            # The time since the end of the last step also includes saving, and periods in which the
             # process was suspended.
             clocks = (self.seconds + end - last_end, end - begin)
             self.seconds, self.step_seconds = self.processes.agree(clocks)
             last_end = end
             evaluate = self.step % self.options.evaluate_every == 0
             if self.is_finished and not self.clock.has_limit:
-                # With a time limit, the caller evaluates the finished model after this method.
+                # With a time limit, the caller evaluates the finished model after this method
+                # instead.
                 evaluate = True
             if evaluate or self.is_finished or self.step % self.options.log_every == 0:
                 progress_report = self._make_report(rate, norm, median(durations))
@@ -294,7 +308,11 @@ class Trainer(Generic[Trained]):
         self.save()
 
     def _make_report(self, rate: float, norm: float, seconds: float) -> Report:
-        """Return a report of the steps since the last report; a step took ``seconds`` (median)."""
+        """Return a report of all steps since the last report.
+
+        ``rate`` is the current learning rate, ``norm`` that of the last gradient, and ``seconds``
+        the median duration of a step.
+        """
         loss, *same = (fmean(column) for column in zip(*self.step_results, strict=True))
         self.step_results.clear()
         return Report(
@@ -330,18 +348,18 @@ class Trainer(Generic[Trained]):
     ) -> float | None:
         """Make one optimizer step; return the norm of the gradient before clipping.
 
-        ``None`` if ``stop`` ended the step.
+        The result is ``None`` if ``stop`` returned True: then the step is dropped.
         """
         o = self.options
         phase_number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[phase_number]
         count = o.micro // phase.length
         passes = o.batch // o.micro
-        # Loss and ``same`` of each forward pass that this process computes.
+        # Loss and ``same`` (see PassResult) of each forward pass that this process computes.
         own_rows: list[tuple[float, ...]] = []
         own = list(self.processes.own_passes(passes))
         first_pass = self.phase_steps[phase_number] * passes
-        # A stopped step must leave buffers, such as running means, as they were.
+        # A step that is dropped must leave buffers, such as running means, as they were.
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.module.buffers()]
         for i in own:
             if own_rows and self.processes.is_any_true(stop()):
@@ -371,7 +389,7 @@ class Trainer(Generic[Trained]):
 
 
 def find_device(name: str) -> torch.device:
-    """Return a torch device by name; ``cuda`` is the GPU of this process.
+    """Return the torch device ``name``; ``cuda`` is the GPU of this process.
 
     Raises OptionError if the device does not exist.
     """
@@ -385,9 +403,9 @@ def find_device(name: str) -> torch.device:
 
 
 def set_all_threads(threads: int | None) -> None:
-    """Set the number of threads, 1..4096, of torch and of the kernels.
+    """Set the number of threads, 1..4096, of torch and of pronk's kernels.
 
-    With ``None``, torch keeps its number, which the kernels get, too.
+    With ``None``, torch keeps its number of threads, and the kernels get the same.
     """
     set_threads(torch.get_num_threads() if threads is None else threads, workers=1)
     if threads is not None:

@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Sizes of the matrix products that are timed; they take 0.3 s where bfloat16 is emulated.
+# Sizes of the matrix products that are timed to find the faster dtype. They take 0.3 s where
+# bfloat16 is emulated.
 _ROWS = 128
 _SIZE = 512
 # Maximum number of logits (rows times vocabulary) of a chunk, unless _MIN_ROWS rows have more.
 _MAX_LOGITS = 1 << 21
-# Minimum number of rows of a chunk, because each chunk reads and writes the whole gradient of the
-# head's weight.
+# Minimum number of rows of a chunk. Each chunk reads and writes the whole gradient of the LM head's
+# weight, so small chunks would be slow.
 _MIN_ROWS = 128
 
-# Function from a slice of the rows to the teacher's logits ``[rows of the slice, vocab]``.
+# Function that returns the teacher's logits ``[rows of the slice, vocab]`` for a slice of the rows.
 TeacherLogits = Callable[[slice], Tensor]
 
 
@@ -46,7 +47,7 @@ def product_dtype(device: torch.device) -> torch.dtype:
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.ones(_ROWS, _SIZE, dtype=dtype)
         b = torch.ones(_SIZE, _SIZE, dtype=dtype)
-        # The shortest of three, because the first product also prepares the library.
+        # The shortest of three durations, because the first product also prepares the library.
         seconds[dtype] = min(timeit.repeat(partial(torch.matmul, a, b), repeat=3, number=1))
     return min(seconds, key=seconds.__getitem__)
 
@@ -58,12 +59,12 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 class Comparison:
-    """Comparison of student and teacher, summed over the rows."""
+    """Sums by which student and teacher are compared, over all rows added."""
 
     def __init__(self) -> None:
         self.rows = 0  # number of rows compared
         self.divergence = 0.0  # sum of the divergences KL(p || q) in nats
-        self.same = 0  # number of rows in which both have the same most likely token
+        self.same = 0  # number of rows in which student and teacher have the same most likely token
 
     def add(self, log_p: Tensor, log_q: Tensor, divergence: Tensor) -> None:
         """Add rows to the comparison.
@@ -77,7 +78,7 @@ class Comparison:
 
 
 def chunks(rows: int, vocab_size: int) -> list[slice]:
-    """Return slices that divide ``rows`` rows into chunks."""
+    """Return slices that divide ``rows`` rows into chunks of a limited number of logits."""
     step = max(_MIN_ROWS, _MAX_LOGITS // vocab_size)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -92,14 +93,14 @@ def distillation_loss(
     into: Comparison | None = None,
     row_weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean loss in nats per row.
+    """Return the mean loss in nats per row, by the formula at the top of this module.
 
     Args:
         hidden: ``[rows, size]``, the student's states after its final norm.
-        weight: ``[vocab, size]`` of the student's head.
-        teacher: computes the teacher's logits.
+        weight: ``[vocab, size]``, weight of the student's LM head.
+        teacher: computes the teacher's logits of a slice of the rows.
         labels: ``[rows]``, the next tokens of the text.
-        hard: weight of the text, 0..1.
+        hard: weight of the text in the loss, 0..1; the rest is that of the teacher.
         into: comparison of student and teacher to which the rows are added, if any.
         row_weights: ``[rows]``, factors of the rows' losses, by default 1.
     """
@@ -107,13 +108,17 @@ def distillation_loss(
 
 
 def text_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy in nats per row, and the most likely token of each row."""
+    """Return the mean cross-entropy in nats per row, and the most likely token of each row.
+
+    ``hidden`` is ``[rows, size]``, the states after the final norm; ``weight`` is ``[vocab,
+    size]``, that of the LM head; ``labels`` are the next tokens, ``[rows]``.
+    """
     likeliest = torch.empty_like(labels)
     return _loss(hidden, weight, labels, 1.0, None, None, likeliest, None), likeliest
 
 
 def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    # Under no_grad, needs_input_grad is still True, and gradients would be computed.
+    # needs_input_grad is True even under no_grad, and the gradients would be computed in vain.
     if not torch.is_grad_enabled():
         hidden = hidden.detach()
         weight = weight.detach()
@@ -121,7 +126,7 @@ def _loss(hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Autograd function that computes loss and gradients in one loop over chunks of rows."""
+    """Autograd function of the loss: one loop over chunks of rows computes loss and gradients."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -135,13 +140,13 @@ class _ChunkedLoss(torch.autograd.Function):
         likeliest: Tensor | None,
         row_weights: Tensor | None,
     ) -> Tensor:
-        # Matrix products have the fastest dtype; everything else is float32 or wider.
+        # Matrix products have the faster dtype; everything else is float32 or wider.
         dtype = product_dtype(hidden.device)
         rows = len(hidden)
         head = weight.to(dtype)
         p = None
         d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        # Without the gradient of a frozen head, one of three matrix products is saved.
+        # The head of a frozen target needs no gradient, which saves one of three matrix products.
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
         for chunk in chunks(rows, len(weight)):

@@ -1,13 +1,13 @@
 """The target's own text: beginnings of documents, which the target continues.
 
-A drafter predicts text of the target, so it also learns from such text. The text is written batch
-by batch into files::
+A drafter predicts the target's text, so it is also trained on text that the target has written. The
+text is written batch by batch into files of the run's folder::
 
     prompts.json           token ids of the prompts, for training and held out
     on-policy.bin          the training prompts with their continuations, and an end-of-text token
                            after each
     on-policy.json         numbers of prompts, tokens and bytes, and the target's fingerprints
-    valid-on-policy.bin    the held-out prompts, likewise
+    valid-on-policy.bin    the held-out prompts with their continuations, likewise
 
 With a time limit, the target writes until the fraction ``TEXT_BY`` of the limit has passed, unless
 the user gave a number of tokens.
@@ -38,20 +38,22 @@ from pronk.train.options import OnPolicyOptions
 from pronk.train.own_text import continuation_params
 from pronk.train.teacher import Teacher
 
-_MIN_PROMPT = 8  # minimum length of a prompt in tokens
-# Upper bound: for n tokens of a long document, 16 n characters are encoded.
+_MIN_PROMPT = 8  # minimum number of tokens of a prompt
+# Maximum number of characters per token: for a prompt of n tokens, 16 n characters of a long
+# document are encoded.
 _CHARACTERS_PER_TOKEN = 16
-# Number of prompts, as a multiple of the number that suffices if all continuations have the maximum
-# length. With 4, the prompts suffice if the mean length is at least 1/4 of the maximum.
+# Number of prompts that are made, as a multiple of the number that suffices if all continuations
+# have the maximum length. With 4, the prompts suffice if the mean length is at least 1/4 of the
+# maximum.
 _PROMPT_FACTOR = 4
-# Minimum number of prompts per batch under a time limit. The first batch has this size, because the
-# speed is unknown.
+# Number of prompts of the first batch under a time limit, when the speed is unknown; later batches
+# have at least as many.
 _MIN_BATCH = 8
 _RELIABLE_AFTER = 3  # number of batches after which the measured speed is reliable
-# Fraction of the writing time for the held-out prompts, which are continued first.
+# Fraction of the writing time that the held-out prompts may take; they are continued first.
 _HELD_OUT_SHARE = 0.5
 
-# Token ids of a prompt, and of the text that the target wrote after the prompt.
+# Token ids of a prompt, and token ids of the text that the target wrote after it.
 Continuation = tuple[list[int], list[int]]
 
 
@@ -86,7 +88,7 @@ def write_prompts(
 
 
 def held_out_prompts(folder: Path) -> list[list[int]]:
-    """Return the prompts that no drafter is trained on."""
+    """Return the token ids of the held-out prompts in ``prompts.json``."""
     document = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
     prompts: list[list[int]] = document["held_out"]
     return prompts
@@ -105,7 +107,7 @@ def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]
     middle = len(prompts) // 2
     tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=token_dtype(vocab_size))
     # A continuation of unknown length follows each prompt, so the first prompt of the second half
-    # must be searched for.
+    # is searched for in the text.
     prompt_tokens = sum(len(prompt) for prompt in prompts[:middle])
     if not prompt_tokens:
         return None
@@ -124,13 +126,21 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
     min_count: int = 0,
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[list[int]]:
-    """Return ``count`` prompts of the documents in ``pools``.
+    """Return ``count`` prompts, which are beginnings of documents in ``pools``.
 
-    Fewer, but at least ``min_count``, if ``is_late`` returns True.
+    Args:
+        pools: documents by source.
+        encoder: converter of text to token ids.
+        seed: seed of the choice.
+        count: number of prompts; there are fewer if too few documents are long enough.
+        longest: maximum number of tokens of a prompt.
+        min_count: minimum number of prompts before ``is_late`` ends the choice.
+        is_late: returns whether time is short.
     """
     draw = random.Random(f"{seed}/prompts")  # noqa: S311 - not for secrets
     prompts: list[list[int]] = []
-    # ``mix`` is endless: 8 * count ends the loop if too few documents are long enough.
+    # ``mix`` repeats documents endlessly. The limit 8 * count ends the loop if too few documents
+    # are long enough.
     for text in islice(mix(pools, seed, size=lambda _: 1), 8 * count):
         if len(prompts) == count or (len(prompts) >= min_count and is_late()):
             break
@@ -143,7 +153,7 @@ def _prompts(  # noqa: PLR0917 - the last two have defaults
 def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
     """Return a prompt: a dialogue up to a question, or text of random length from a line on.
 
-    A dialogue longer than ``longest`` tokens gives an empty prompt.
+    The result is empty for a dialogue longer than ``longest`` tokens.
     """
     turns = parse_dialogue(text)
     if turns is not None:
@@ -197,7 +207,8 @@ def continue_prompts(
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = path.stat().st_size
-        # Recorded, so that a resumed run with a longer time limit does not extend a complete text.
+        # Store that the text is complete, so that a resumed run with a longer time limit does not
+        # extend it.
         state["whole"] = writer.is_complete(state)
         write_json(folder / "on-policy.json", state)
         writer.clock.save(folder)
@@ -207,13 +218,13 @@ def continue_prompts(
 
 
 class _Writer:
-    """Generates continuations, as many as the remaining time and the measured speed permit."""
+    """Lets the target continue prompts, as many as remaining time and measured speed permit."""
 
     def __init__(self, options: OnPolicyOptions, clock: Clock, min_tokens: int) -> None:
         self.clock = clock
         self._options = options
         self._min_tokens = min_tokens
-        # Whether the time limits the number of tokens.
+        # Whether the time limit may end the text before it has all its tokens.
         self._is_time_limited = options.at_most and clock.has_limit
         self._seconds_at_start = max(0.0, clock.seconds_left(TEXT_BY))
         self._tokens = 0
@@ -223,9 +234,10 @@ class _Writer:
     def continue_batch(
         self, teacher: Teacher, prompts: list[list[int]], first: int
     ) -> list[Continuation]:
-        """Return ``prompts`` with the texts that the target generates.
+        """Return each of ``prompts`` with the text that the target generates after it.
 
-        Prompt ``i`` has number ``first + i``, which determines its temperature and seed.
+        Prompt ``i`` of the list has number ``first + i``, which determines its temperature and
+        seed.
         """
         start = time.monotonic()
         o = self._options
@@ -242,7 +254,10 @@ class _Writer:
         return list(zip(prompts, texts, strict=True))
 
     def is_complete(self, state: dict[str, Any]) -> bool:
-        """Return whether the text is complete; ``state`` is the content of ``on-policy.json``."""
+        """Return whether the target has written all of its text.
+
+        ``state`` is the content of ``on-policy.json``.
+        """
         if state["tokens"] >= self._options.tokens:
             return True
         if self._options.at_most and state.get("whole"):
@@ -252,22 +267,25 @@ class _Writer:
         return self.clock.seconds_left(TEXT_BY) <= 0
 
     def held_out_time_is_over(self) -> bool:
-        """Return whether the share of the writing time for the held-out prompts is over."""
+        """Return whether the held-out prompts have used up their share of the writing time."""
         seconds_after = (1 - _HELD_OUT_SHARE) * self._seconds_at_start
         return self._is_time_limited and self.clock.seconds_left(TEXT_BY) <= seconds_after
 
     def batch_size(self, maximum: int) -> int:
-        """Return the number of prompts of the next batch, at most ``maximum``, as time permits."""
+        """Return the number of prompts in the next batch: ``maximum``, or less if time is short."""
         if not self._is_time_limited:
             return maximum
         possible = int(self.clock.seconds_left(TEXT_BY) * self._speed / self._options.length)
         return min(maximum, max(_MIN_BATCH, possible))
 
     def check(self, tokens: int) -> None:
-        """Raise ``OptionError`` if the target would still write when training has to end."""
+        """Raise ``OptionError`` if the target cannot write its text before training has to end.
+
+        ``tokens`` is the number of tokens that exist.
+        """
         missing = self._options.tokens - tokens
         left = self.clock.seconds_left(TRAINED_BY)
-        # The first batches may be slow.
+        # The first batches may be slow, so at first a longer estimate is tolerated.
         tolerance = 2.0 if self._batches < _RELIABLE_AFTER else 1.2
         if not self._is_time_limited and missing > 0 and missing > tolerance * self._speed * left:
             possible = max(tokens, tokens + int(self._speed * left))
@@ -281,14 +299,17 @@ class _Writer:
 
     @property
     def _speed(self) -> float:
-        """Tokens per second so far; 0 before the first batch."""
+        """Tokens per second that the target has written so far; 0 before the first batch."""
         return self._tokens / max(self._seconds, 1e-9)
 
 
 def _write_held_out(
     teacher: Teacher, folder: Path, prompts: dict[str, Any], writer: _Writer
 ) -> None:
-    """Continue the held-out prompts; remove those for which there is no time from the file."""
+    """Continue the held-out prompts.
+
+    Prompts for which there is no time are removed from ``prompts.json``.
+    """
     held_out = prompts["held_out"]
     texts = list[Continuation]()
     while len(texts) < len(held_out) and not (texts and writer.held_out_time_is_over()):
@@ -301,7 +322,7 @@ def _write_held_out(
 
 
 def pack_texts(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the tokens of prompts and texts, each text with the end-of-text token at its end."""
+    """Return the token ids of all prompts and texts, with an end-of-text token after each text."""
     ids: list[int] = []
     for prompt, text in texts:
         ids += [*prompt, *text]
@@ -313,12 +334,15 @@ def pack_texts(texts: list[Continuation], encoder: Encoder) -> np.ndarray[Any, n
 def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
     """Return the options that must be unchanged when a run is resumed, by name."""
     values = asdict(options)
-    del values["at_most"]  # decides only where the text ends
+    del values["at_most"]  # only decides where the text ends
     return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
 
 
 def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
-    """Return the content of ``on-policy.json``; cut an incomplete batch off ``on-policy.bin``."""
+    """Return the content of ``on-policy.json``, for a run that is resumed.
+
+    An incomplete batch at the end of ``on-policy.bin`` is cut off.
+    """
     target = {"target": teacher.fingerprints}
     path = folder / "on-policy.json"
     text_path = folder / "on-policy.bin"

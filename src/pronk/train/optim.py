@@ -49,7 +49,7 @@ class Optimizers:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the gradients of all parameters."""
+        """Remove the gradients of all parameters, without an update."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -63,18 +63,21 @@ class Optimizers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Progress and learning rate of a run."""
+    """Progress and learning rate of a run, given the number of steps and the time."""
 
-    options: LoopOptions  # the run ends after ``steps``
-    minutes: float | None  # or after this time, if that is earlier
+    options: LoopOptions  # has ``steps``, the number of steps after which the run ends
+    minutes: float | None  # time limit: the run ends after it, if that is earlier
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the progress, 0..1: ``max(step / steps, seconds / (60 * minutes))``, at most 1."""
+        """Return the fraction of the run that is done, 0..1, after ``step`` steps and ``seconds``.
+
+        It is the larger of ``step / steps`` and ``seconds / (60 * minutes)``, at most 1.
+        """
         by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(step / self.options.steps, by_time))
 
     def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate of a step (from 0).
+        """Return the learning rate of a step (from 0), given the progress 0..1.
 
         It is a linear warm-up times a cosine that falls from ``rate`` to ``floor * rate``.
         """

@@ -41,17 +41,19 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Sources of the text and their mixture."""
+    """Sources of the training text, and how they are mixed."""
 
     sources: tuple[SourceSpec, ...]
-    valid: tuple[Path, ...] = ()  # files of held-out text
-    # Files of prompts: no training text shares 13 successive words with a prompt.
+    valid: tuple[Path, ...] = ()  # JSONL files of held-out text, in addition to that of the sources
+    # Files of prompts. Text that shares 13 successive words with one of the prompts is not trained
+    # on.
     exclude: tuple[Path, ...] = ()
     # Fraction of the training text that the dialogues of all sources make up.
     dialogues: float = 0.05
     vocab_size: int = 4096  # size of the vocabulary of a new tokenizer
-    tokenizer_bytes: int = 30_000_000  # maximum size of the text that the tokenizer is trained on
-    valid_tokens: int = 16384  # maximum size of a held-out set
+    # maximum number of bytes of text that a new tokenizer is trained on
+    tokenizer_bytes: int = 30_000_000
+    valid_tokens: int = 16384  # maximum number of tokens of a held-out set
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,9 +79,12 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Options of the training loop; intervals and ``warmup`` are in steps."""
+    """Options of the training loop.
 
-    # Options that a resumed run may change; the other options determine the result.
+    ``warmup`` and the fields of the form ``…_every`` are numbers of steps.
+    """
+
+    # Names of options that may change when a run is resumed. The others determine the result.
     FREE: ClassVar[frozenset[str]] = frozenset(
         {
             "minutes",
@@ -93,16 +98,18 @@ class LoopOptions:
         }
     )
 
-    adamw_share: ClassVar[float] = 1.0  # learning rate of AdamW, relative to Muon's beside it
+    # learning rate of AdamW, relative to that of Muon in the same run
+    adamw_share: ClassVar[float] = 1.0
 
-    steps: int = 3000  # maximum number of optimizer steps
-    minutes: float | None = None  # time limit
-    patience: int | None = None  # number of evaluations without improvement that end the run
-    batch: int = 8192  # tokens per step
-    micro: int = 4096  # tokens per forward pass
-    length: int = 256  # tokens of a sequence in the first part of the run
-    final_length: int = 2048  # tokens of a sequence in the last part of the run
-    final_share: float = 0.2  # fraction of the run that the last part takes
+    steps: int = 3000  # number of optimizer steps after which the run ends
+    minutes: float | None = None  # time limit of the run in minutes
+    # number of successive evaluations without improvement after which the run ends
+    patience: int | None = None
+    batch: int = 8192  # tokens per optimizer step
+    micro: int = 4096  # tokens per forward pass; a step has ``batch / micro`` passes
+    length: int = 256  # tokens of a sequence in the first phase of the run
+    final_length: int = 2048  # tokens of a sequence in the last phase of the run
+    final_share: float = 0.2  # fraction of the run that the last phase takes
     optimizer: str = "muon"
     rate: float = 3e-3  # peak learning rate
     floor: float = 0.02  # learning rate at the end, as a fraction of ``rate``
@@ -151,12 +158,15 @@ class LoopOptions:
         *limits: float | None,
         **flags: bool,
     ) -> None:
-        """Call ``check`` for the fields ``names``, with the options' names on the command line."""
+        """Call ``check`` for each of the fields ``names``; messages have the names of the options.
+
+        ``limits`` and ``flags`` are further arguments of ``check``.
+        """
         for name in names:
             check(option_name(name), getattr(self, name), *limits, **flags)
 
     def _check_heads(self, num_heads: int) -> None:
-        """Raise OptionError if a sequence has no token for the last of ``num_heads`` heads."""
+        """Raise OptionError if a sequence is too short for each of ``num_heads`` heads to learn."""
         for name, length in self.lengths.items():
             if length <= num_heads:
                 msg = (
@@ -167,7 +177,10 @@ class LoopOptions:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Sequence lengths by option, ``length`` first, without those of phases of no steps."""
+        """Sequence lengths by option name, ``length`` first.
+
+        The length of a phase without steps is left out.
+        """
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         return {name: getattr(self, name) for name, share in shares.items() if share > 0}
 
@@ -188,17 +201,17 @@ class LoopOptions:
 
     @property
     def min_text_tokens(self) -> int:
-        """Minimum length of the training text in tokens: at least one sequence in each phase."""
+        """Minimum number of tokens of the training text, enough for one sequence in each phase."""
         shares = {"length": 1 - self.final_share, "final_length": self.final_share}
         needed = [math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items()]
         return 2 + max(needed)
 
     def defining(self) -> dict[str, Any]:
-        """Return the options that a resumed run must repeat."""
+        """Return the options that must be unchanged when a run is resumed, by name."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
 
     def _max_length(self) -> int | None:
-        """Return the maximum sequence length, or ``None`` if any length is allowed."""
+        """Return the maximum sequence length in tokens; ``None`` if any length is allowed."""
         return None
 
 
@@ -207,7 +220,8 @@ class TrainOptions(LoopOptions):
     """Options of the training of a language model."""
 
     shape: ModelShape = field(default_factory=ModelShape)
-    heads: Any = None  # ``HeadsShape`` of heads that are trained with the model, if any
+    # shape of the heads (``HeadsShape``) that are trained with the model; ``None`` without heads
+    heads: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,7 +239,7 @@ class DrafterOptions(LoopOptions):
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
 
     context: int = 2048  # context length of the target, in tokens
-    # Draft tokens per step when the engine measures the drafter; 0: no measurement.
+    # Draft tokens per step when the engine measures the drafter; 0: it is not measured.
     num_tokens: int = 4
 
     def __post_init__(self) -> None:
@@ -238,12 +252,13 @@ class DrafterOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class StudentOptions(DrafterOptions):
-    """Options of the training of a drafter that learns from text."""
+    """Options of the training of a drafter on text of sources and text of the target."""
 
-    shape: Any = None  # sizes of the drafter, such as ``KangarooShape``
-    share: float = 0.5  # fraction of the training sequences that the target has written
-    # Weight of the text in the loss, 0..1: ``hard * (cross-entropy of the text) + (1 - hard) *
-    # (divergence from the target)``.
+    shape: Any = None  # sizes of the drafter: an object such as ``KangarooShape``
+    # fraction of the training sequences that are text which the target has written
+    share: float = 0.5
+    # Weight of the text in the loss, 0..1: the loss is ``hard * (cross-entropy of the text) + (1 -
+    # hard) * (divergence from the target)``.
     hard: float = 0.0
 
     def __post_init__(self) -> None:
@@ -258,13 +273,13 @@ class DraftOptions(StudentOptions):
     shape: ModelShape = field(default_factory=ModelShape)
 
     def _max_length(self) -> int | None:
-        # Both the draft model and the target compute each sequence.
+        # Both the draft model and the target must be able to compute each sequence.
         return min(self.shape.context, self.context)
 
 
 @dataclass(frozen=True)
 class HeadsOptions(StudentOptions):
-    """Options of the training of heads, each of which predicts one token further ahead."""
+    """Options of the training of multi-token heads; each head predicts one token further ahead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -283,20 +298,25 @@ class EagleOptions(DrafterOptions):
     """Options of the training of an EAGLE-3 or MTP head."""
 
     FREE: ClassVar[frozenset[str]] = DrafterOptions.FREE | {"states"}
-    adamw_share: ClassVar[float] = 0.15  # the LM head begins as the target's
+    # small, because the LM head begins as a copy of the target's
+    adamw_share: ClassVar[float] = 0.15
 
     final_share: float = 0.0
-    kind: str = "eagle3"  # or mtp
-    depth: int = 4  # number of draft tokens that are trained
-    # Weights of the draft tokens in the loss: ``decay`` or ``dpace`` (``eagle.position_weights``).
+    kind: str = "eagle3"  # ``eagle3`` or ``mtp``
+    depth: int = 4  # number of draft tokens in training-time test
+    # Weighting of the draft tokens in the loss: ``decay`` or ``dpace``
+    # (``pronk.train.eagle.position_weights``).
     weighting: str = "decay"
     decay: float = 0.8
-    # Number of tokens in the loss, the most frequent of the answers; EAGLE-3 proposes only these.
+    # Number of tokens in the loss, the most frequent ones of the answers. An EAGLE-3 head proposes
+    # only these.
     draft_vocab: int = 8192
-    mlp: int | None = None  # width of the MLP; ``None``: the target's
-    # Layers (from 1) that an EAGLE-3 head reads; an MTP head reads the last layer.
+    mlp: int | None = None  # intermediate size of the MLP; ``None``: the target's
+    # Numbers (from 1) of the target's layers that an EAGLE-3 head reads; ``None``: 2, the middle
+    # one, and the last but 3. An MTP head reads the last layer.
     sources: tuple[int, ...] | None = None
-    states: Path | None = None  # folder for the target's outputs, so that they are computed once
+    # folder in which the target's outputs are stored, so that they are computed once
+    states: Path | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -309,16 +329,16 @@ class EagleOptions(DrafterOptions):
 
 @dataclass(frozen=True)
 class OnPolicyOptions:
-    """Amount and sampling of the target's own text."""
+    """Amount of the text that the target writes, and how it is sampled."""
 
     tokens: int = 1_000_000  # number of tokens that the target writes
     prompt: int = 192  # maximum tokens of a prompt
-    length: int = 192  # maximum tokens after a prompt
+    length: int = 192  # maximum tokens of the continuation of a prompt
     batch: int = 96  # prompts that are continued together; an interruption loses at most one batch
-    held_out: int = 24  # number of prompts for evaluation
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # temperatures of the prompts, in turn
+    held_out: int = 24  # number of prompts that are held out for evaluation
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # the prompts have these temperatures in turn
     seed: int = 0
-    at_most: bool = False  # whether a run with a time limit may end with less text
+    at_most: bool = False  # whether the time limit may end the text before it has ``tokens`` tokens
 
     def __post_init__(self) -> None:
         check_integer("on-policy", self.tokens, 0)
@@ -329,13 +349,13 @@ class OnPolicyOptions:
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the settings with ``None`` replaced in ``micro``, ``length`` and ``final_length``.
+    """Return the settings with numbers in place of ``None`` for micro, length and final_length.
 
     - ``micro`` becomes the largest divisor of ``batch``, up to the default, that is a multiple of
       the given lengths.
     - A length becomes the largest divisor of ``micro``, up to its default and ``context``.
 
-    If no such number is above half the limit, the limit itself is the result, which
+    If there is no such number above half of the limit, the limit itself is the result, which
     :class:`LoopOptions` refuses.
     """
     fitted = dict(settings)
@@ -359,10 +379,10 @@ def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
 
 
 def _largest(limit: int, is_valid: Callable[[int], bool]) -> int:
-    """Return the largest valid number in ``limit // 2 + 1 .. limit``; without any, ``limit``."""
+    """Return the largest valid number in ``limit // 2 + 1 .. limit``, or else ``limit``."""
     return next((n for n in range(limit, limit // 2, -1) if is_valid(n)), limit)
 
 
 def option_name(field_name: str) -> str:
-    """Return the name of a field on the command line, without the leading dashes."""
+    """Return the name of a field's option on the command line, without the leading dashes."""
     return "lr" if field_name == "rate" else field_name.replace("_", "-")

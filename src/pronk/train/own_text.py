@@ -18,18 +18,19 @@ from pronk.drafting import derive_seed
 from pronk.train.corpus.answers import AnswersHeader, AnswersWriter, Dialogue
 from pronk.train.corpus.sources import SourceSpec
 
-_TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.0, 0.8)  # of dialogues, in turn
-# Number of dialogues that one call generates, as a multiple of the batch. With several times the
-# batch, the forward passes are full until the last dialogues.
+_TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.0, 0.8)  # the dialogues have these temperatures in turn
+# Number of dialogues that one call generates, as a multiple of the batch. As it is several times
+# the batch, forward passes are full until the last dialogues.
 _GROUP = 4
-_MIN_ANSWER = 4  # number of tokens below which an answer is too short to train on
-_MAX_SKIPPED = 10_000  # number of excluded questions in a row after which the command gives up
+_MIN_ANSWER = 4  # minimum number of tokens of an answer; shorter ones are not trained on
+# number of successive questions that may be excluded before the command gives up
+_MAX_SKIPPED = 10_000
 
 
 def answers_header(
     llm: LLM, sources: list[SourceSpec], max_tokens: int, seed: int
 ) -> AnswersHeader:
-    """Return the header of a file of answers by ``llm``."""
+    """Return the header of a file of answers that ``llm`` gives to questions from ``sources``."""
     fingerprint = Fingerprint.of(llm.path)
     return AnswersHeader(
         target=llm.path.resolve().name,
@@ -44,14 +45,14 @@ def answers_header(
 
 
 def temperature_of(number: int) -> float:
-    """Return the temperature of a dialogue's answers."""
+    """Return the temperature of the answers in dialogue number ``number``."""
     return _TEMPERATURES[number % len(_TEMPERATURES)]
 
 
 def continuation_params(
     llm: LLM, prompt: list[int], max_tokens: int, temperature: float, seed: int, number: int
 ) -> SamplingParams:
-    """Return the parameters with which ``llm`` continues ``prompt`` within its context.
+    """Return the sampling parameters with which ``llm`` continues ``prompt`` within its context.
 
     The request's seed is derived from ``seed`` and ``number``.
     """
@@ -79,11 +80,11 @@ def write_answers(
     Args:
         llm: the target, which answers the questions.
         ask: returns the questions for the number of a dialogue; an empty list skips the dialogue.
-        header: settings, which must be those of an existing file; the file is continued.
-        path: the file.
+        header: model and settings of the answers. If the file exists, its header must be equal,
+            and the file is continued.
+        path: the file of answers.
         tokens: number of answer tokens after which writing ends.
-        batch: number of dialogues in a forward pass; an interruption loses at most ``_GROUP`` times
-            as many.
+        batch: number of dialogues in a forward pass; an interruption loses at most 4 times as many.
         progress: called with the number of answer tokens, after each group of dialogues.
         seconds_left: returns the remaining time; at 0, writing ends before the next group.
         first: number of the first dialogue of a new file.
@@ -113,7 +114,10 @@ def write_answers(
 
 
 def _askable(ask: Callable[[int], list[str]], first: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and questions of the dialogues from ``first`` on that have questions."""
+    """Yield number and questions of each dialogue from ``first`` on, without those of no questions.
+
+    Raises OptionError after ``_MAX_SKIPPED`` dialogues without questions in a row.
+    """
     skipped = 0
     for number in count(first):
         turns = ask(number)
@@ -129,7 +133,10 @@ def _askable(ask: Callable[[int], list[str]], first: int) -> Iterator[tuple[int,
 
 
 def _answer(llm: LLM, questions: dict[int, list[str]], header: AnswersHeader) -> list[Dialogue]:
-    """Answer the first question of each dialogue, then the second one of those that have two."""
+    """Return dialogues in which the target has answered the questions.
+
+    The first question of each dialogue is answered, then the second one of those that have two.
+    """
     messages = {number: [_message("user", turns[0])] for number, turns in questions.items()}
     dialogues = _turn(llm, messages, header, 0)
     followed: dict[int, list[dict[str, str]]] = {}
@@ -137,14 +144,14 @@ def _answer(llm: LLM, questions: dict[int, list[str]], header: AnswersHeader) ->
         if len(turns) > 1 and number in dialogues:
             dialogue = dialogues[number]
             start, end = dialogue.answers[0]
-            # No second question follows an answer that was cut off.
+            # An answer that was cut off is not followed by a second question.
             if dialogue.ids[end - 1] in llm.tokenizer.eos_ids:
                 text = llm.tokenizer.decode(dialogue.ids[start : end - 1])
                 more = [_message("assistant", text), _message("user", turns[1])]
                 followed[number] = [*messages[number], *more]
     for number, second in _turn(llm, followed, header, 1).items():
         first = dialogues[number]
-        # The first answer counts as an answer, too, if the template reproduces its tokens.
+        # If the template reproduces the tokens of the first answer, that answer is trained on, too.
         repeats = second.ids[: len(first.ids)] == first.ids
         answers = [*first.answers, *second.answers] if repeats else second.answers
         dialogues[number] = Dialogue(number, second.temperature, second.ids, answers)
@@ -154,22 +161,24 @@ def _answer(llm: LLM, questions: dict[int, list[str]], header: AnswersHeader) ->
 def _turn(
     llm: LLM, messages: dict[int, list[dict[str, str]]], header: AnswersHeader, turn: int
 ) -> dict[int, Dialogue]:
-    """Return dialogues with the target's answers, by number.
+    """Return the dialogues with the target's answer to the last message, by number.
 
-    Dialogues whose prompt does not leave room for an answer are left out.
+    ``messages`` are the dialogues so far, and ``turn`` is the number of the answer, 0 or 1. A
+    dialogue is left out if its prompt does not leave room for an answer.
     """
     prompts: dict[int, list[int]] = {}
     for number, said in messages.items():
         try:
             ids = llm.chat_ids(said)
-        except PromptError:  # the template refuses the text
+        except PromptError:  # the template refuses the messages of this dialogue
             continue
         if len(ids) + header.max_tokens <= llm.config.context:
             prompts[number] = ids
     params: list[SamplingParams] = []
     for number, ids in prompts.items():
         temperature = temperature_of(number)
-        place = 2 * number + turn  # a dialogue has two turns at most
+        # number of the answer among all dialogues, each of which has at most two
+        place = 2 * number + turn
         params.append(
             continuation_params(llm, ids, header.max_tokens, temperature, header.seed, place)
         )

@@ -44,13 +44,16 @@ from pronk.train.teacher import Teacher
 
 @dataclass(frozen=True)
 class Run:
-    """A training run: an unfinished run is continued, a finished one is exported again."""
+    """A training run in a folder.
+
+    An unfinished run is continued. A finished one is only exported again.
+    """
 
     folder: Path
-    name: str  # name of the model in its card
-    command: str  # command in the model card
+    name: str  # name of the model in the model card
+    command: str  # command of the run, shown in the model card
     console: Console
-    clock: Clock  # the time limit counts from the creation of the clock
+    clock: Clock  # measures the time of the run, and has its limit
 
     @contextmanager
     def begin(
@@ -64,8 +67,13 @@ class Run:
         """Join the processes of the run, and begin or resume it.
 
         A resumed run must have the options of its checkpoint, and goes on with its clock. With a
-        time limit, a line shows how the time is divided. ``writes_text``: whether the run prepares
-        its own text.
+        time limit, a line shows how the time is divided.
+
+        Args:
+            options: options of the training loop.
+            identity: other values that must be equal when a run is resumed.
+            own: options of the text that the target writes; ``None`` if it writes none.
+            writes_text: whether the run prepares its training text, which takes a part of the time.
         """
         with join_processes(options.device) as processes:
             self.console.quiet = self.console.quiet or not processes.is_main
@@ -76,7 +84,10 @@ class Run:
     def _resume(
         self, defining: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool
     ) -> None:
-        """Check the options of a resumed run, set its clock, and show the division of the time."""
+        """Check that a resumed run has its old options, set its clock, and show the time plan.
+
+        ``defining`` are the options that must be unchanged.
+        """
         checkpoint = self.folder / CHECKPOINT
         if checkpoint.exists():
             state = load_checkpoint(checkpoint, mapped=True)
@@ -89,7 +100,7 @@ class Run:
             self.say(_time_plan(self.clock, own, writing=writing))
 
     def say(self, *lines: str) -> None:
-        """Print lines unchanged, because a path may contain rich's markup."""
+        """Print lines as they are: a path in them may look like rich's markup."""
         for line in lines:
             self.console.print(line, **PLAIN)
 
@@ -139,9 +150,9 @@ def train_student(
     options: StudentOptions,
     teacher: Teacher,
 ) -> bool:
-    """Train a drafter like :func:`train_model`, partly on text that ``teacher`` writes.
+    """Train a drafter, partly on text that the target writes; otherwise like :func:`train_model`.
 
-    ``own`` has the options of the teacher's text.
+    ``own`` has the options of that text, and ``teacher`` is the target.
     """
     with run.begin(options, kind.identify(teacher), own) as processes:
         if not processes.from_main(lambda: _write_text(run, data, own, options, teacher)):
@@ -152,9 +163,10 @@ def train_student(
 
 
 def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | None) -> str:
-    """Return a line with the minutes that are left for text, training and evaluation.
+    """Return a line about how the time that is left is divided: text, training and evaluation.
 
-    ``writing`` is whether the text is still to be written; ``None``: the run prepares no text.
+    ``writing`` says whether the text is still to be written; it is ``None`` if the run prepares no
+    text. ``own`` is ``None`` if the target writes no text.
     """
     text = max(0.0, clock.seconds_left(TEXT_BY)) if writing else 0.0
     training = max(0.0, clock.seconds_left(TRAINED_BY) - text)
@@ -171,9 +183,12 @@ def _time_plan(clock: Clock, own: OnPolicyOptions | None, *, writing: bool | Non
 def _write_text(
     run: Run, data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher
 ) -> bool:
-    """Prepare the sources, then let the target write its text; return False if interrupted."""
+    """Read the sources, then let the target write its text.
+
+    Return False if Ctrl-C interrupted the writing.
+    """
     folder = run.folder / "data"
-    if has_answers(data.sources):  # the target's text already
+    if has_answers(data.sources):  # the sources are the target's own text already
         write_answers_text(data.sources, teacher, folder, own.held_out)
         return True
     min_tokens = options.longest + 1
@@ -213,8 +228,9 @@ def _train_and_export(
 ) -> bool:
     """Train, then export the model; return whether the schedule ended.
 
-    The exported JSON file has ``more_facts`` and the figures of the evaluation. With
-    ``keep_unfinished``, an interrupted run writes its model to ``latest`` without an evaluation.
+    ``card`` returns the model card. The exported JSON file has ``more_facts`` and the figures of
+    the evaluation. With ``keep_unfinished``, an interrupted run writes its model to ``latest``
+    without an evaluation.
     """
     options = trainer.options
 
@@ -242,7 +258,7 @@ def _train_and_export(
             line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
             run.say(f"{line}, with a patience of {options.patience}")
         length = options.last_length
-        # A finished run that is exported again has no time left, but gets the time of one
+        # A finished run that is exported again may have no time left; it gets the time of one
         # evaluation.
         seconds = max(run.clock.seconds_left(), EVALUATION * run.clock.limit)
         figures = trainer.objective.evaluate(length, seconds)
@@ -255,9 +271,9 @@ def _train_and_export(
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM has arrived in the block.
+    """Catch Ctrl-C and SIGTERM in the block; yield a function that returns whether one arrived.
 
-    The first signal has no other effect; a second one acts as usual.
+    The first signal has no other effect, so that the run can save; a second one acts as usual.
     """
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -279,7 +295,10 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
-    """Train a head on the answers in the run's folder; otherwise like :func:`train_model`."""
+    """Train an EAGLE-3 or MTP head on the answers in the run's folder, as :func:`train_model` does.
+
+    Returns whether the schedule ended.
+    """
     answers = run.folder / ANSWERS
     header, _ = read_answers(answers)
     check_answers(answers, header.weights, teacher.fingerprint)
@@ -291,9 +310,9 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
 
 
 def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
-    """Yield lines about a run: sizes of the head, its text, and the expected duration.
+    """Yield lines about a run that begins: sizes of the head, its text, and the expected duration.
 
-    The duration is measured with one forward and backward pass, which leaves no trace.
+    The duration is estimated from one forward and backward pass, whose gradients are dropped.
     """
     head = trainer.objective
     o = trainer.options

@@ -1,4 +1,4 @@
-"""Acceptance figures of a drafter, measured in the decoding engine as when it is served."""
+"""Acceptance of a drafter, measured in the decoding engine as when it is served."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pronk.train.own_text import continuation_params
 SERVED_TOKENS = 96  # maximum number of tokens that are generated after each held-out prompt
 
 _TEMPERATURE = 0.8
-# Prefixes of the names of figures, as in "greedy alpha".
+# Beginnings of the names of figures, one for each decoding: "greedy alpha", "T=0.8 alpha".
 _DECODINGS = ("greedy", f"T={_TEMPERATURE}")
-_TIMED_BATCH = 4  # prompts per batch if there is a time limit; otherwise all prompts are one batch
-# Range of the number of tokens that `beginnings` takes from a document.
+# number of prompts per batch with a time limit; without one, all prompts are one batch
+_TIMED_BATCH = 4
+# Range of the number of tokens that `beginnings` takes from a document as a prompt.
 _MIN_PROMPT = 8
 _MAX_PROMPT = 64
 _NUM_PROMPTS = 24  # maximum number of prompts of `beginnings`, from all files
@@ -46,7 +47,7 @@ def measure(
 
     Raises PronkError if the drafter cannot be loaded, or has raised an exception.
     """
-    # A new proposer, because the files of the drafter have just been rewritten.
+    # Bind a new proposer, because the files of the drafter have just been rewritten.
     proposer = make_drafter(spec).bind(llm.target)
     figures: dict[str, float] = {}
     for name, temperature in zip(_DECODINGS, (0.0, _TEMPERATURE), strict=True):
@@ -72,16 +73,17 @@ def measure(
 
 
 def is_served(name: str) -> bool:
-    """Return whether ``name`` is the name of a figure of :func:`measure`."""
+    """Return whether a figure of this name is one of :func:`measure`, not one on held-out text."""
     decoding, _, what = name.partition(" ")
     return decoding in _DECODINGS and (what in {"alpha", "S"} or what.startswith("CTAR("))
 
 
 def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
-    """Return beginnings of held-out documents as prompts.
+    """Return beginnings of held-out documents, as prompts.
 
-    A prompt has at most half the tokens of its document, and half the context. The documents are in
-    the files ``data/valid-*.bin``; the token ``end`` follows each document.
+    A prompt has at most half the tokens of its document, and at most half of ``context`` tokens.
+    The documents are in the files ``valid-*.bin`` of the folder ``data``; ``end`` is the id of the
+    token that follows each document.
     """
     files = sorted(data.glob("valid-*.bin"))
     prompts: list[list[int]] = []

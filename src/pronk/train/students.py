@@ -40,7 +40,7 @@ from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
 from pronk.train.teacher import Teacher
 
-_ADAPTERS = {  # in words, for the model card
+_ADAPTERS = {  # kinds of Kangaroo's adapter in words, for the model card
     "attention": "one multi-head attention and two norms",
     "head": "one multi-head attention, two norms and a head of its own",
     "transformer": "one transformer layer and a norm",
@@ -50,19 +50,17 @@ _ADAPTERS = {  # in words, for the model card
 
 @dataclass(frozen=True)
 class Branch:
-    """Predictions of one branch of a drafter for ``n`` rows of a batch.
+    """Predictions of one branch of a drafter, for ``n`` rows of a batch.
 
     A branch is a part of the drafter with a loss of its own: one of several heads, or the drafter
-    at one depth of a draft.
-
-    The rows are positions of all sequences, one sequence after the other.
+    at one depth of a draft. Rows are the positions of all sequences, one sequence after the other.
     """
 
-    # Hidden states of the drafter after its last norm, ``[n, size]``: the input of the head.
+    # Hidden states of the drafter after its last norm, ``[n, size]``, which the LM head reads.
     hidden: Tensor
-    weight: Tensor  # weight of the branch's head, ``[vocab, size]``
-    # For each prediction, the row whose target distribution is learned, ``[n]``. ``None``:
-    # prediction i learns row i.
+    weight: Tensor  # weight of the branch's LM head, ``[vocab, size]``
+    # For each prediction, the row of the batch whose target distribution is learned, ``[n]``.
+    # ``None``: prediction i learns the distribution of row i.
     rows: Tensor | None = None
 
 
@@ -75,8 +73,8 @@ class Student(Objective[Module]):
     """
 
     kind: ClassVar[str]  # the drafter's name in drafter specifications, such as "medusa"
-    # Texts of the model card: type of drafter, library that loads it, use with targets other than
-    # the teacher.
+    # Texts for the model card: the type of drafter, the library that loads it, and whether it works
+    # with targets other than the one it was trained on.
     title: ClassVar[str]
     library: ClassVar[str] = "pronk"
     other_targets: ClassVar[str] = "No other target can use it."
@@ -99,7 +97,7 @@ class Student(Objective[Module]):
 
     @classmethod
     def identify(cls, teacher: Teacher) -> dict[str, Any]:
-        """Return ``identity``, so that a resumed run is checked before an objective is built."""
+        """Return ``identity`` without building an objective, to check a resumed run before."""
         return {"kind": cls.kind, "target": teacher.fingerprints}
 
     @abstractmethod
@@ -108,7 +106,10 @@ class Student(Objective[Module]):
 
     @abstractmethod
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
-        """Yield the branches for a batch ``tokens`` ``[count, length]``, under autocast."""
+        """Yield the branches of the drafter for a batch ``tokens`` ``[count, length]``.
+
+        ``features`` are those of the target. The caller runs this under autocast.
+        """
 
     def maybe_compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return ``function``, compiled with ``torch.compile`` if ``options.compile`` is set."""
@@ -125,17 +126,20 @@ class Student(Objective[Module]):
         export_drafter(folder, self.module, document, card)
 
     def exported_shape(self) -> Any:
-        """Return the dataclass that the drafter's JSON file stores under ``shape``."""
+        """Return the sizes of the drafter, which its JSON file stores under ``shape``."""
         return self.options.shape
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """Sizes of the drafter in words, for the model card."""
+        """Sizes of the drafter in words, for its model card."""
 
     @property
     def spec(self) -> str:
-        """Template of the drafter's specification: ``make_drafter(spec.format(model=folder))``."""
+        """Template of the drafter's specification, to be formatted with the folder of the drafter.
+
+        ``make_drafter(spec.format(model=folder))`` is the drafter.
+        """
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
 
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
@@ -150,9 +154,10 @@ class Student(Objective[Module]):
     def _losses(
         self, inputs: Tensor, targets: Tensor, comparisons: list[Comparison]
     ) -> Iterator[Tensor]:
-        """Yield the loss of each branch.
+        """Yield the loss of each branch of the drafter.
 
-        The rows of branch ``i`` are added to ``comparisons[i]``; the list grows as needed.
+        The rows of branch ``i`` are added to ``comparisons[i]``, which are appended to the list as
+        needed.
         """
         labels = targets.to(self.device).reshape(-1)
         hard = self.options.hard
@@ -165,9 +170,9 @@ class Student(Objective[Module]):
             )
 
     def _branches_with_targets(self, inputs: Tensor) -> Iterator[tuple[Branch, TeacherLogits]]:
-        """Yield each branch with a function that returns the target's logits for its rows.
+        """Yield each branch with a function that computes the target's logits for its rows.
 
-        The argument of the function is a slice of the rows of the branch.
+        The function's argument is a slice of the branch's rows.
         """
         tokens = inputs.to(self.device)
         target = self.teacher.decoder
@@ -205,7 +210,7 @@ class Student(Objective[Module]):
             comparisons = list[Comparison]()
             for inputs, targets in sequences.batches(self.options.micro, seconds / 2 / len(sets)):
                 for _ in self._losses(inputs, targets, comparisons):
-                    pass  # the loop fills `comparisons`; the losses are not needed
+                    pass  # running the loop fills `comparisons`; the losses are not needed
             for i, branch in enumerate(comparisons, 1):
                 number = f" {i}" if len(comparisons) > 1 else ""
                 figures[f"{name} KL{number}"] = branch.divergence / branch.rows
@@ -214,11 +219,14 @@ class Student(Objective[Module]):
         return figures | self.serve(self.teacher.llm, self.spec, prompts, seconds / 2)
 
     def prompts(self) -> list[list[int]]:
-        """Return the prompts with which the engine measures the drafter."""
+        """Return the token ids of the prompts with which the engine measures the drafter."""
         return held_out_prompts(self.data)
 
     def _phases(self) -> tuple[Batches, Batches]:
-        """Return the sequences of both phases, mixed from the sources and the target's own text."""
+        """Return the training sequences of the two phases, short and long ones.
+
+        They are mixed from the text of the sources and the text that the target has written.
+        """
         o = self.options
         first_own = self._own_text(o.length, used=o.final_share < 1)
         last_own = self._own_text(o.final_length, used=o.final_share > 0)
@@ -228,7 +236,10 @@ class Student(Objective[Module]):
         return Mixture(first, first_own, o.share), Mixture(last, last_own, o.share)
 
     def _own_text(self, length: int, *, used: bool) -> Sequences:
-        """Return sequences of the target's own text; those that are ``used`` must not be empty."""
+        """Return sequences of ``length`` tokens from the text that the target has written.
+
+        Raises OptionError if the sequences are ``used`` and the text is shorter than one.
+        """
         file = self.data / "on-policy.bin"
         sequences = Sequences(file, self.vocab_size, length, self.options.seed)
         if used and self.options.share:
@@ -239,7 +250,7 @@ class Student(Objective[Module]):
 def describe_decoder(c: ModelConfig, extra: str = "") -> str:
     """Return the sizes of a drafter that is a Transformer decoder in words, for the model card.
 
-    ``extra`` is a further property.
+    ``extra`` is a further property that the sentence mentions.
     """
     attention = f"{c.num_heads} heads of {c.head_dim} over {c.num_kv_heads} key/value heads"
     if extra:
@@ -282,9 +293,10 @@ class DraftStudent(Student[DecoderModule]):
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
-    """Return the mask of cross-attention in training, bool ``[length, length]``.
+    """Return the mask of GLIDE's cross-attention in training, bool ``[length, length]``.
 
-    :class:`GlideStudent` shows the mask; ``window`` is the target's sliding window in tokens.
+    A row sees the tokens of earlier blocks of ``block`` tokens each, as :class:`GlideStudent`
+    shows; with ``window``, the target's sliding window in tokens, only those within the window.
     """
     positions = torch.arange(length)
     seen = positions[:, None] // block > positions // block
@@ -349,7 +361,7 @@ class GlideStudent(Student[GlideDecoderModule]):
 
 
 class VanillaStudent(GlideStudent):
-    """Training of a GLIDE decoder without cross-attention: an ordinary draft model."""
+    """Training of GLIDE's decoder without cross-attention, as a draft model (drafter vanilla)."""
 
     kind = "vanilla"
     title = "GLIDE's twin without cross-attention, a draft model"
@@ -371,7 +383,7 @@ class KangarooStudent(Student[KangarooModule]):
     title = "A Kangaroo adapter"
 
     def build(self, generator: torch.Generator) -> KangarooModule:
-        """Build the adapter; its norm, and its head if any, start as copies of the target's."""
+        """Build the adapter; norm and LM head, if it has one, start as copies of the target's."""
         shape = self.options.shape
         teacher = self.teacher
         self.hidden = (shape.exit_layer,)
@@ -399,17 +411,17 @@ class KangarooStudent(Student[KangarooModule]):
 
     @property
     def spec(self) -> str:
-        # With ``eta=0``, the drafter proposes at any confidence.
+        # ``eta`` is the confidence below which drafting stops; 0 measures all draft tokens.
         return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
 
 
 def dense_adapter(
     adapter: KangarooModule, decoder: DecoderModule, early: Tensor, batch: int, length: int
 ) -> Tensor:
-    """Return the adapter's output ``[batch * length, hidden]`` for sequences of equal length.
+    """Return the output ``[batch * length, hidden]`` of Kangaroo's adapter.
 
-    ``early`` is the output of the exit layer, of the same shape; ``decoder`` is the target. Rows
-    are ``batch`` sequences of ``length`` tokens, one after the other.
+    Rows are ``batch`` sequences of ``length`` tokens, one after the other. ``early``, of the same
+    shape, is the output of the target's exit layer; ``decoder`` is the target.
     """
     rope = dense_rope(decoder, batch, length, early.dtype, early.device)
     return adapter(early, rope, DenseAttention(batch, length, adapter.config.windows))

@@ -1,9 +1,9 @@
-"""The target in training: it writes text, provides distributions and verifies draft tokens.
+"""The target in training: it writes text, provides distributions, and verifies draft tokens.
 
-The engine has the weights in a form of its own. A second copy of the weights, a module of torch,
-computes the distributions for the loss. For EAGLE-3 and MTP heads, the engine's runner computes the
-features (:func:`target_states`) with the weights as they are served: a quantized target is not
-dequantized.
+The target is loaded twice. The engine has the weights in the form of the kernels, and writes text.
+A module of torch has a second copy, dequantized, and computes the distributions for the loss. For
+EAGLE-3 and MTP heads, the engine computes the features (:func:`target_states`) with the weights as
+they are served.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from pronk.train.corpus.encoder import Encoder
 from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule, load_module
 
-_BATCH = 32  # maximum requests in one forward pass
-_CHUNK = 512  # tokens of a forward pass
+_BATCH = 32  # maximum number of requests in one forward pass
+_CHUNK = 512  # maximum number of tokens of a forward pass
 
 
 class Teacher:
-    """A frozen target from a folder or the Hub; ``None`` is ``pronk-tiny`` of a git clone.
+    """A frozen target, which a drafter learns from.
 
-    With several processes, the device ``cuda`` is this process's own GPU. The engine computes with
-    a GGUF file on the processor, as when the file is served; a second copy of the weights,
-    dequantized, is on ``device``. Raises OptionError for ``None`` without a git clone.
+    ``model`` is a folder or a name on the Hub; ``None`` is ``pronk-tiny`` in a clone of the
+    repository. The engine computes a GGUF file on the processor, as when the file is served; a
+    second copy of the weights, dequantized, is on ``device``. With several processes, the device
+    ``cuda`` is this process's own GPU. Raises OptionError for ``None`` without a clone.
     """
 
     def __init__(
@@ -55,20 +56,20 @@ class Teacher:
             path, drafter="autoregressive", device=deployed, max_batch=_BATCH, budget="all"
         )
         self.folder = self.llm.path  # folder of the checkpoint, or GGUF file
-        # The model's id on the Hub or its folder's name.
+        # The model's name on the Hub, or the name of its folder.
         self.name = str(model) if hub else self.folder.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
-        # The dtype of the checkpoint, in which the target's distributions are computed.
+        # The dtype in which the target's distributions are computed: that of the checkpoint.
         self.dtype = torch_dtype(parse_dtype("auto", self.llm.config))
 
     @cached_property
     def decoder(self) -> DecoderModule:
-        """The second copy of the weights, a frozen module."""
+        """The second copy of the weights, as a frozen module of torch."""
         return load_module(self.folder, self.llm.config, self.dtype, self.device)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint that the files of this target's drafters store."""
+        """Identity of the target, which the files of its drafters store."""
         return Fingerprint.of(self.folder)
 
     @property
@@ -95,7 +96,7 @@ class Teacher:
 
 
 class TargetStates(NamedTuple):
-    """Results of the target for a text of ``n`` tokens."""
+    """Outputs of the target for a text of ``n`` tokens."""
 
     hidden: Tensor  # outputs of the layers, side by side, ``[n, layers * size]``
     last: (
@@ -107,10 +108,11 @@ class TargetStates(NamedTuple):
 def target_states(
     target: Target, ids: Sequence[int], layers: Sequence[int], first: int
 ) -> TargetStates:
-    """Run the target over the text ``ids``, and return its results in float32.
+    """Run the target over the text ``ids``, and return its outputs in float32.
 
-    ``layers`` count from 1; ``last`` and ``likeliest`` begin at token ``first``. Raises
-    CacheFullError if the text does not fit into the target's KV cache.
+    ``layers`` are the numbers (from 1) of the layers whose outputs are returned. The fields
+    ``last`` and ``likeliest`` begin at token ``first``. Raises CacheFullError if the text does not
+    fit into the target's KV cache.
     """
     assert target.runner is not None
     cache = target.cache
@@ -138,16 +140,7 @@ def target_states(
 
 
 class StateSource:
-    """Outputs of the target for texts, with 16-bit numbers, computed or read from a folder.
-
-    Args:
-        target: the target.
-        layers: numbers (from 1) of the layers whose outputs are needed.
-        norm: norm that is applied to the outputs of the last layer.
-        weights: hash of the target's weights.
-        folder: folder in which the results of each text are kept, so that later epochs and other
-            runs read them; ``None``: results are computed each time.
-    """
+    """Computes outputs of the target for texts, or reads them from a folder; in 16-bit numbers."""
 
     def __init__(
         self,
@@ -163,7 +156,7 @@ class StateSource:
         self._folder = folder and folder / f"{weights}-layers-{'-'.join(map(str, layers))}"
 
     def check_space(self, num_tokens: int) -> int:
-        """Return the bytes that the results of ``num_tokens`` tokens take.
+        """Return the bytes that the stored outputs of ``num_tokens`` tokens take.
 
         Raises OptionError if the disk has less space.
         """
@@ -185,14 +178,18 @@ class StateSource:
 
     @torch.no_grad()
     def __call__(self, ids: Sequence[int], first: int) -> TargetStates:
-        """Return the results for a text, from its file if there is one; see `target_states`."""
+        """Return the outputs of the target for a text; read them from their file if there is one.
+
+        The arguments and the result are those of `target_states`.
+        """
         if self._folder is None:
             return self._compute(ids, first)
         digest = hashlib.blake2b(np.array([first, *ids], np.int64).tobytes(), digest_size=16)
         file = self._folder / f"{digest.hexdigest()}.safetensors"
         try:
             return TargetStates(**load_file(file))
-        except (OSError, SafetensorError):  # absent, or damaged by a crash of the machine
+        # there is no file, or a crash of the machine has damaged it
+        except (OSError, SafetensorError):
             states = self._compute(ids, first)
         with convert_write_errors(file, "the target's outputs"):
             self._folder.mkdir(parents=True, exist_ok=True)

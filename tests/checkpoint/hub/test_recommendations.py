@@ -13,10 +13,12 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
+from pronk.base.errors import PromptError
 from pronk.checkpoint.hub.names import known_models
 from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.cli.console import TerminalOutput
 from pronk.cli.repl import ChatSession
+from pronk.engine.request_factory import RequestFactory
 from pronk.llm import LLM
 from pronk.models.loader import read_config
 from pronk.sampling.defaults import RECOMMENDABLE, sampling_values
@@ -129,14 +131,15 @@ def test_the_library_and_the_command_line_have_the_same_defaults(
     assert llm.get_default_sampling_params(temperature=0.9) == replace(want, temperature=0.9)
     used: list[SamplingParams] = []
 
-    def record(_: LLM, prompt: object, params: SamplingParams, **options: object) -> Any:
-        used.append(params)
-        return iter(())
+    def record(_: RequestFactory, _prompts: object, params: Any, *_rest: object) -> Any:
+        used.extend(params)
+        msg = "the parameters are recorded"
+        raise PromptError(msg)
 
-    monkeypatch.setattr(LLM, "generate", record)
-    monkeypatch.setattr(LLM, "stream", record)
-    llm.chat(MESSAGES)
-    llm.stream_chat(MESSAGES)
+    monkeypatch.setattr(RequestFactory, "create_batch", record)
+    for ask in (llm.chat, llm.stream_chat):
+        with pytest.raises(PromptError, match="recorded"):
+            ask(MESSAGES)
     session = ChatSession(llm, SamplingParams(), TerminalOutput(stats=False))
     session._run_line("hello")
     monkeypatch.undo()

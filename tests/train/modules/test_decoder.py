@@ -32,9 +32,9 @@ from pronk.train.modules.decoder import load_module
 from train.tiny_modules import tiny_module
 
 CPU = torch.device("cpu")
-# Families with queries that grow with the position, attention sinks or short convolutions, which
-# modules lack.
-REFUSED = ("ministral3", "mistral3", "gpt_oss", "granite_swa", "lfm2")
+# Families with queries that grow with the position, attention sinks, short convolutions or recurrent
+# layers, which modules lack.
+REFUSED = ("ministral3", "mistral3", "gpt_oss", "granite_swa", "lfm2", "qwen3_5_text")
 SUPPORTED = [case for case in CASES if case.family not in REFUSED]
 
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Bytes that are read of an input of unknown size: standard input, an open pipe, a line of a file.
+# Maximum number of bytes to read from an input of unknown size: standard input, an open pipe, a
+# line of a file.
 MAX_STREAM_BYTES = 2**28
 
 _KINDS = (

@@ -58,12 +58,13 @@ class PackedIntegers(NamedTuple):
             scale_shapes = ((), (1,), (1, 1))
         zero_shapes = scale_shapes
         if self.packed and not self.single_scale:
-            # compressed-tensors packs this tensor since version 0.9.
+            # compressed-tensors packs the zero points since version 0.9.
             zero_shapes += ((ceil(outputs * self.bits / 32), num_groups),)
         integers = ("I8", "I32")
         tensors = {
             "weight_scale": StoredTensor(scale_shapes),
-            # For symmetric weights, old versions of compressed-tensors write zeros.
+            # Old versions of compressed-tensors write zeros for symmetric weights, newer ones
+            # nothing.
             "weight_zero_point": StoredTensor(zero_shapes, integers, required=not self.symmetric),
             "input_scale": StoredTensor(None, FLOATS, required=False),
             "input_zero_point": StoredTensor(None, (*integers, "I64", *FLOATS), required=False),
@@ -94,7 +95,7 @@ class PackedIntegers(NamedTuple):
         return to_quantized_matrix(codes, self._zeros(tensors), scale, self.bits, self.group, order)
 
     def _zeros(self, tensors: Mapping[str, Array]) -> Array | None:
-        """Return the zero points of unsigned codes, uint8 ``[outputs, groups]``.
+        """Return the zero points of the codes as unsigned integers, uint8 ``[outputs, groups]``.
 
         ``None`` if all zero points are ``2**(bits - 1)``.
         """
@@ -128,7 +129,8 @@ class PackedIntegers(NamedTuple):
         np.add(integers.astype(INT8, copy=False).view(UINT8), middle, out=codes)
 
 
-# Type of the weights of each supported format: ``int``, ``float``, or ``None`` for either.
+# Supported formats, each with the type of its weights: ``int``, ``float``, or ``None`` if it may be
+# either.
 _FORMATS = {
     "pack-quantized": "int",
     "int-quantized": "int",
@@ -136,10 +138,10 @@ _FORMATS = {
     "naive-quantized": None,
 }
 _REMEDY = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
-# Options that change the weights or the forward pass in ways that are not implemented here.
+# Options that change the weights or the forward pass in ways that pronk does not implement.
 _UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 
-# Names of the scales of a quantized KV cache, such as ``layers.0.self_attn.k_scale``.
+# Pattern of the names of scales for a quantized KV cache, such as ``layers.0.self_attn.k_scale``.
 _CACHE_SCALES = re.compile(
     r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)"
 )
@@ -154,7 +156,7 @@ class _Rule(NamedTuple):
         format: key of ``_FORMATS``.
         bits: number of bits per weight; ``None`` if the weights are not quantized.
         floats: whether the weights are FP8 numbers instead of integer codes.
-        symmetric: whether all codes have the same zero point.
+        symmetric: whether the zero points of the signed codes are all 0.
         strategy: extent of a scale: ``tensor``, ``channel`` (one output), ``group`` or ``block``.
         group: number of inputs per scale if the strategy is ``group``, else -1.
         block: number of outputs and of inputs per scale if the strategy is ``block``.
@@ -173,7 +175,7 @@ class _Rule(NamedTuple):
     has_static_scales: bool = False
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return the description of the module's stored weight; ``None`` if it is not quantized."""
+        """Return how the checkpoint stores the module's weight; ``None`` if it is not quantized."""
         if self.bits is None:
             return None
         if self.floats:
@@ -205,7 +207,7 @@ class CompressedTensors(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> CompressedTensors:
-        """Parse a ``quantization_config``."""
+        """Return the scheme that a ``quantization_config`` of this format describes."""
         for key in _UNSUPPORTED_OPTIONS:
             if config.get(key):
                 scheme.refuse(f"no {key}", config[key], _REMEDY)
@@ -232,14 +234,15 @@ class CompressedTensors(Scheme):
         return cls(rules, ignore, tuple(notes), ignored)
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        # compressed-tensors quantizes the classes Linear and Embedding only; GPT-2's matrices are
-        # of the class Conv1D.
+        # compressed-tensors quantizes only the classes Linear and Embedding. A transposed matrix
+        # is of GPT-2's class Conv1D, so it is not quantized.
         if module.transposed:
             return None
         if any(_match_rank(target, module.name) is not None for target in self.ignore):
             return None
-        # If several targets match, the library takes the lowest rank, then the first target in
-        # alphabetical order, then the last rule: the minimum of (rank, target, -index).
+        # If several targets match, compressed-tensors uses the rule whose target has the lowest
+        # rank; among these, the first target in alphabetical order; among these, the last rule.
+        # This is the minimum of (rank, target, -index).
         matches = []
         for index, rule in enumerate(self.rules):
             for target in rule.targets:
@@ -253,9 +256,10 @@ class CompressedTensors(Scheme):
 
 
 def _match_rank(target: str, name: str) -> int | None:
-    """Return the kind of match between a target and a module name; ``None`` without a match.
+    """Return how a target matches a module name, as a rank; ``None`` if it does not match.
 
     0: equal names; 1: a regular expression that matches; 2: the name of a class of linear modules.
+    The rule with the lowest rank applies.
     """
     if target == name:
         return 0
@@ -279,7 +283,10 @@ def _check_targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse_rule(group: object, default: object) -> _Rule:
-    """Parse an entry of ``config_groups``; ``default`` is its format if it names none."""
+    """Parse an entry of ``config_groups``.
+
+    ``default`` is the format of the whole checkpoint, for an entry that names none.
+    """
     if not isinstance(group, dict):
         remedy = "write out the fields of the preset scheme"
         scheme.refuse("objects in config_groups", group, remedy)
@@ -301,7 +308,10 @@ def _parse_rule(group: object, default: object) -> _Rule:
 
 
 def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
-    """Return the fields of a :class:`_Rule` that the object ``weights`` of an entry determines."""
+    """Return the fields of a :class:`_Rule` that the object ``weights`` of an entry determines.
+
+    ``weight_format`` is the format of the entry, a key of ``_FORMATS``.
+    """
     kind = check_choice(
         "quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError
     )

@@ -25,7 +25,7 @@ FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memor
 
 _REMEDY = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
 _SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # names that the tensor of scales may have
-# Tensors with scales of activations, which a checkpoint may have; they are not used.
+# Names of tensors with scales of activations, which a checkpoint may have; pronk ignores them.
 _ACTIVATION_SCALES = ("activation_scale", "input_scale", "input_scale_ub")
 
 
@@ -52,7 +52,7 @@ class FP8(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> FP8:
-        """Parse a ``quantization_config``."""
+        """Return the scheme that a ``quantization_config`` of an FP8 checkpoint describes."""
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             scheme.refuse("fmt e4m3", config["fmt"], _REMEDY)
         if config.get("modules_to_convert"):
@@ -154,9 +154,11 @@ def _dequantize(weight: Array, scale: Array, block: tuple[int, int], name: str) 
     return out
 
 
-_GROUP = 32  # number of weights with a common scale
-_MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])  # twice the floats 0, 0.5, 1, 1.5, 2, 3, 4, 6
-# Code of each 4-bit float: twice the float plus 16. The highest of the four bits is the sign.
+_GROUP = 32  # number of weights that share a scale
+# magnitudes of the 4-bit floats, times two: 0, 0.5, 1, 1.5, 2, 3, 4, 6
+_MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])
+# Code of each of the 16 4-bit floats, by its bits: twice the float plus 16. The highest bit is the
+# sign.
 MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
 
 
@@ -173,9 +175,10 @@ class MXFP4(Scheme):
 
     @classmethod
     def parse(cls, _: Mapping[str, Any]) -> MXFP4:
-        """Return the scheme; ``quantization_config`` is not needed.
+        """Return the scheme.
 
-        The names of the tensors show which matrices are quantized.
+        Nothing is read from ``quantization_config``: the names of the tensors show which matrices
+        are quantized.
         """
         return cls()
 
@@ -184,13 +187,16 @@ class MXFP4(Scheme):
 
 
 class _Weight(NamedTuple):
-    """Matrix of an expert; the checkpoint stores those of all experts in two tensors."""
+    """Matrix of one expert.
+
+    The checkpoint has the codes of all experts in one tensor, and their scales in another.
+    """
 
     module: LinearModule
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors in the checkpoint, with the matrices of all experts."""
+        """Tensors that the checkpoint must have, with the matrices of all experts."""
         module = self.module
         _, name = module.name.rsplit(".", 1)
         if module.inputs % _GROUP:
@@ -215,5 +221,9 @@ class _Weight(NamedTuple):
 
 
 def mxfp4_scale(exponents: Array) -> Array:
-    """Return the float32 scales of codes, given the stored exponents of groups (bias 127)."""
+    """Return the float32 scales by which codes are multiplied, half of the scales of the floats.
+
+    ``exponents`` are the stored exponents of the groups (bias 127): a scale is
+    ``2**(exponent - 127)``.
+    """
     return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127).astype(FLOAT32)

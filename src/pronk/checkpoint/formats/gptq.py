@@ -17,13 +17,13 @@ from pronk.checkpoint.formats import matrix, scheme
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
 from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor
 
-# The number to add to a stored zero point, for each ``checkpoint_format``.
+# Number to add to a stored zero point to get the zero point, for each ``checkpoint_format``.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _REMEDY = (
     "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, "
     "or the model's 16-bit weights"
 )
-# Options that change the weights or the forward pass in ways that are not implemented here.
+# Options that change the weights or the forward pass in ways that pronk does not implement.
 _UNSUPPORTED_OPTIONS = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 
@@ -64,7 +64,10 @@ class GPTQ(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
-        """Parse a ``quantization_config``, or the ``quantize_config.json`` of older checkpoints."""
+        """Return the scheme that a ``quantization_config`` describes.
+
+        Older checkpoints have the same keys in ``quantize_config.json``.
+        """
         bits = scheme.check_bits("bits", config.get("bits"), (4, 8), _REMEDY)
         layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(layout, str) or layout not in _ZERO_OFFSETS:
@@ -120,7 +123,7 @@ class _Weight(NamedTuple):
             "qzeros": StoredTensor(((num_groups, ceil(outputs * bits / 32)),), ("I32",)),
             "scales": StoredTensor(((num_groups, outputs),)),
             "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.needs_index),
-            # AutoGPTQ writes a bias of zeros for a module without a bias.
+            # AutoGPTQ writes a bias of zeros even for a module without a bias.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
@@ -147,8 +150,8 @@ class _Weight(NamedTuple):
         maximum = (1 << bits) - 1
         middle = 1 << (bits - 1)
         if highest > maximum:
-            # The program that wrote the file stored a zero point of 0 as -1, whose bits, all 1,
-            # overwrote other zero points of the word.
+            # A zero point of 0 was stored as -1. In the format gptq, its bits, which are all 1,
+            # have overwritten the other zero points of the word, so they cannot be recovered.
             remedy = "use a checkpoint in the format gptq_v2"
             refuse("qzeros", f"expected 0..{maximum}, found {highest}; {remedy}")
         if self.scheme.symmetric and bool((zeros != middle).any()):
@@ -159,7 +162,10 @@ class _Weight(NamedTuple):
 
 
 def _parse_group_size(size: object, remedy: str) -> int:
-    """Return a group size: -1, or a multiple of 8; an error message ends with ``remedy``."""
+    """Return ``group_size`` of a config: -1, or a multiple of 8.
+
+    Any other value raises a ConfigError whose message ends with ``remedy``.
+    """
     if size == -1 and not isinstance(size, bool):
         return -1
     group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
@@ -218,7 +224,7 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 _AWQ_REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Position of each of eight outputs in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
+# Where eight consecutive outputs are in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
 _POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -246,7 +252,10 @@ class AWQ(Scheme):
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
-        """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
+        """Return the scheme that a ``quantization_config`` describes.
+
+        Older checkpoints have the same keys in ``quant_config.json``.
+        """
         scheme.check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
         version = (
             config.get("checkpoint_format")
@@ -256,7 +265,7 @@ class AWQ(Scheme):
         )
         if str(version).lower() != "gemm":
             scheme.refuse("the version gemm", version, _AWQ_REMEDY)
-        # A word of the backend llm-awq packs consecutive inputs, not outputs.
+        # The format of the backend llm-awq differs: a word packs consecutive inputs, not outputs.
         if config.get("backend", "autoawq") == "llm-awq":
             scheme.refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
         if config.get("zero_point", True) is not True:

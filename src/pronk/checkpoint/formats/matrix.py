@@ -21,8 +21,8 @@ from pronk.base.errors import CheckpointError, refuse
 
 Bits = Literal[8, 4]
 
-# Group sizes are multiples of 8: kernels read 4 bytes of an output at a time, which are eight 4-bit
-# codes.
+# Group sizes must be multiples of 8: kernels read 4 bytes of an output at a time, which are eight
+# 4-bit codes.
 GROUP_MULTIPLE = 8
 # Maximum number of inputs. The sum of 65,536 products of a code (at most 255) and an activation (at
 # most 127) is below 2**31.
@@ -34,13 +34,7 @@ MAX_GROUP_PADDING = 31
 
 
 class ScaleFormat(NamedTuple):
-    """A way to store the scales and minima of a matrix without loss.
-
-    Attributes:
-        dtype: float16, bfloat16 or float32: type of scales, and of minima that are stored.
-        zeros: whether integers ``zero`` in 0..255 are stored in place of minima: each minimum is
-            ``-scale * zero``.
-    """
+    """Data types in which the scales and minima of a matrix are stored without loss."""
 
     dtype: DType
     zeros: bool
@@ -113,12 +107,12 @@ class QuantizedMatrix:
 
     @property
     def zero(self) -> int:
-        """The number to subtract from codes: ``2**(bits - 1)``, or 0 if the matrix has minima."""
+        """The number subtracted from codes: ``2**(bits - 1)``, or 0 if the matrix has minima."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     @property
     def scale_format(self) -> ScaleFormat:
-        """The smallest format that represents all scales and minima exactly."""
+        """The smallest data types that represent all scales and minima exactly."""
         scale = self.scale
         minimum = self.minimum
         for dtype in (FLOAT16, BFLOAT16):
@@ -126,7 +120,7 @@ class QuantizedMatrix:
                 continue
             if minimum is None:
                 return ScaleFormat(dtype, zeros=False)
-            # The product of a 16-bit scale and an integer up to 255 is exact in float32.
+            # This is exact in float32: a product of a 16-bit scale and an integer up to 255.
             with np.errstate(all="ignore"):
                 zeros = np.round(np.where(scale == 0, np.float32(0), -minimum / scale))
                 has_zeros = np.array_equal(zeros * scale, -minimum)
@@ -155,25 +149,28 @@ class QuantizedMatrix:
         return self.take_outputs(slice(start, stop))
 
     def take_outputs(self, rows: slice | Sequence[int] | Array) -> QuantizedMatrix:
-        """Return a matrix of some outputs: views for a slice, copies for a sequence of indices."""
+        """Return a matrix of the outputs ``rows``.
+
+        Its arrays are views for a slice, and copies for a sequence of indices.
+        """
         minimum = None if self.minimum is None else self.minimum[rows]
         return replace(self, codes=self.codes[rows], scale=self.scale[rows], minimum=minimum)
 
 
 def _can_store(numbers: Array, dtype: DType) -> bool:
-    """Return whether a type represents all numbers of a float32 array exactly."""
-    with np.errstate(over="ignore"):  # a number beyond the largest of the type becomes infinite
+    """Return whether ``dtype`` represents all numbers of a float32 array exactly."""
+    with np.errstate(over="ignore"):  # a number that is too large for the type becomes infinite
         return np.array_equal(numbers.astype(dtype).astype(FLOAT32), numbers)
 
 
 def fusible_runs(weights: Sequence[Array | QuantizedMatrix]) -> list[slice]:
-    """Split a list of weights into runs that can be stacked without a conversion.
+    """Group adjacent weights that can be stacked along the outputs without a conversion.
 
     The weights of a run are all unquantized; or they are quantized with equal bits, group size and
     input order, and all or none have minima. Runs are as long as possible.
 
     Returns:
-        A slice of the list for each run.
+        Slices of the list ``weights``, one for each run, in order.
     """
     formats = [_stack_format(each) for each in weights]
     starts = [i for i, each in enumerate(formats) if i == 0 or formats[i - 1] != each]
@@ -182,7 +179,7 @@ def fusible_runs(weights: Sequence[Array | QuantizedMatrix]) -> list[slice]:
 
 
 def _stack_format(weight: Array | QuantizedMatrix) -> object:
-    """Return a value that is equal for weights that can be stacked without a conversion."""
+    """Return a value that is equal for two weights if they can be stacked as they are."""
     if isinstance(weight, np.ndarray):
         return None
     return weight.bits, weight.group, weight.minimum is None, _order_bytes(weight)
@@ -241,7 +238,8 @@ def _convert(
     return replace(matrix, scale=scale, minimum=minimum, group=group)
 
 
-SLICE_OUTPUTS = 512  # outputs that are converted at a time, so that temporary arrays are small
+# number of outputs that are converted at a time, so that temporary arrays are small
+SLICE_OUTPUTS = 512
 
 
 def group_size(size: int, inputs: int) -> int:
@@ -275,7 +273,10 @@ def unpack(packed: Array, bits: Bits, count: int) -> Array:
 
 
 def unpack_into(codes: Array, packed: Array, bits: Bits) -> None:
-    """Unpack 32-bit words into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
+    """Unpack codes of 4 or 8 bits from int32 words into ``codes``, uint8 ``[outputs, inputs]``.
+
+    ``packed`` is ``[outputs, ceil(inputs * bits / 32)]``; the first code is in the lowest bits.
+    """
     inputs = codes.shape[1]
     for start in range(0, len(codes), SLICE_OUTPUTS):
         stop = start + SLICE_OUTPUTS
@@ -314,7 +315,8 @@ def to_quantized_matrix(
     scale = np.ascontiguousarray(scale, FLOAT32)
     minimum = None
     if zeros is not None and bool((zeros != 1 << (bits - 1)).any()):
-        with np.errstate(over="ignore", invalid="ignore"):  # QuantizedMatrix refuses the results
+        # QuantizedMatrix refuses infinities and NaN
+        with np.errstate(over="ignore", invalid="ignore"):
             minimum = -scale * zeros.astype(FLOAT32)
     if order is not None:
         for start in range(0, len(codes), SLICE_OUTPUTS):
@@ -347,7 +349,8 @@ def input_order(name: str, index: Array, group: int, *, required: bool = False) 
             set.
     """
     inputs = len(index)
-    contiguous = np.arange(inputs) // group  # the index without a permutation: 0, …, 0, 1, …, 1, …
+    # index of inputs that are not permuted: 0, …, 0, 1, …, 1, …
+    contiguous = np.arange(inputs) // group
     if np.array_equal(index, contiguous):
         return None
     last_group = int(contiguous[-1])

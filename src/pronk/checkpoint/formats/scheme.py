@@ -20,8 +20,8 @@ from pronk.base.errors import ConfigError
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
 FLOATS = ("F32", "F16", "BF16")  # names of float dtypes in safetensors
-MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if no tensor is ignored
-# Errors of ``re.compile`` for an invalid expression, a huge repetition count and deep nesting.
+MATCHES_NOTHING = re.compile(r"(?!)")  # value of ``Scheme.ignored`` if all tensors are loaded
+# Errors of ``re.compile``: for an invalid expression, a huge repetition count, and deep nesting.
 EXPRESSION_ERRORS = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = (
@@ -86,7 +86,10 @@ class StoredWeight(Protocol):
 
 
 class Scheme(Protocol):
-    """Quantization of a checkpoint, parsed from its ``quantization_config``."""
+    """Quantization of a checkpoint: which modules are quantized, and how their weights are stored.
+
+    It is parsed from the checkpoint's ``quantization_config``.
+    """
 
     @property
     def name(self) -> str:
@@ -103,7 +106,7 @@ class Scheme(Protocol):
         return MATCHES_NOTHING
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return a module's weight as it is stored; ``None`` if the weight is not quantized."""
+        """Return how the checkpoint stores a module's weight; ``None`` if it is not quantized."""
 
 
 def refuse(
@@ -154,7 +157,7 @@ def matches_components(module: str, pattern: str) -> bool:
 
 
 def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
-    """Raise a CheckpointError if the tensor ``name`` exists and has other numbers than zeros.
+    """Raise a CheckpointError if the tensor ``name`` exists and has a number other than 0.
 
     The message is ``NAME: expected zeros, REASON, found other numbers; …``.
     """
@@ -163,7 +166,7 @@ def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
         errors.refuse(name, f"{problem}; check that config.json and the weights match")
 
 
-# Module and class of each format; the module is imported when a checkpoint has the format.
+# Module and class for each format. The module is imported only for a checkpoint of the format.
 _FORMATS = {
     "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
     "gptq": ("gptq", "GPTQ"),
@@ -175,7 +178,7 @@ _FORMATS = {
 
 
 def parse_scheme(config: Mapping[str, Any]) -> Scheme:
-    """Parse a ``quantization_config``.
+    """Return the scheme that a ``quantization_config`` describes.
 
     Raises:
         ConfigError: the format or a value is not supported, or a value is invalid.

@@ -36,8 +36,8 @@ from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
-# Format characters of Python's module ``struct``, by the type number of a metadata value (numbers
-# and bool).
+# Format character of Python's module ``struct`` for each type of a metadata value that is a number
+# or bool; the keys are the numbers of the types in a file.
 SCALARS = {
     0: "B",
     1: "b",
@@ -51,7 +51,7 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-# Type numbers of metadata values; BOOL is also in SCALARS.
+# Numbers of some types of metadata values in a file; BOOL is also in SCALARS.
 BOOL = 7
 STRING = 8
 ARRAY = 9
@@ -71,7 +71,7 @@ class TensorType(NamedTuple):
     size: int
 
 
-# Types of tensors, by their numbers in a file.
+# Types of tensors, by their numbers in a GGUF file.
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -109,11 +109,12 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
 }
 
-# Codes, scales, and minima or None, in the shapes that the top of this module states.
+# Result of a conversion of blocks: codes ``[..., weights of a block]``, scales ``[..., groups]``,
+# and minima ``[..., groups]`` or ``None``.
 Unpacked = tuple[Array, Array, Array | None]
 
-# Bytes of a file that are converted at a time. The temporary arrays need a few times as much
-# memory.
+# Number of bytes of a file that are converted at a time, because the temporary arrays need a few
+# times as much memory.
 _CHUNK_BYTES = 1 << 20
 
 # The integers that the codes 0..15 of IQ4_NL stand for (``kvalues_iq4nl`` of llama.cpp).
@@ -123,7 +124,7 @@ _IQ4_NL_CODES = np.array([128 + value for value in _IQ4_NL_VALUES], UINT8)
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """Rows of a matrix as a file stores them.
+    """Rows of a matrix in quantized blocks, as a GGUF file stores them.
 
     Attributes:
         stored: uint8 ``[rows, bytes of a row]``, a view of the mapped file.
@@ -212,12 +213,12 @@ def unpack(
 
 
 def _to_float32(stored: Array) -> Array:
-    """Convert bytes of float16 ``[..., 2n]`` to float32 ``[..., n]``."""
+    """Convert the bytes of float16 numbers, uint8 ``[..., 2n]``, to float32 ``[..., n]``."""
     return np.ascontiguousarray(stored).view(FLOAT16).astype(FLOAT32)
 
 
 def _unpack_nibbles(stored: Array, run: int) -> Array:
-    """Unpack 4-bit codes ``[..., n]`` to ``[..., 2n]``.
+    """Unpack bytes with two 4-bit codes each, ``[..., n]``, to codes ``[..., 2n]``.
 
     The codes of each ``run`` bytes are first all low halves, then all high halves.
     """
@@ -226,7 +227,7 @@ def _unpack_nibbles(stored: Array, run: int) -> Array:
 
 
 def _unpack_two_bits(stored: Array) -> Array:
-    """Unpack 2-bit codes ``[..., n]`` to ``[..., 4n]``.
+    """Unpack bytes with four 2-bit codes each, ``[..., n]``, to codes ``[..., 4n]``.
 
     The codes of each 32 bytes are first the bits 0 and 1 of all bytes, then the bits 2 and 3, ….
     """
@@ -237,14 +238,20 @@ def _unpack_two_bits(stored: Array) -> Array:
 
 
 def _unpack_bit_planes(stored: Array) -> Array:
-    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, …."""
+    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``: bit 0 of all bytes, then bit 1, ….
+
+    The bits are uint8, 0 or 1.
+    """
     shifts = np.arange(8, dtype=np.uint8)
     bits = stored[..., None, :] >> shifts[:, None] & 1
     return bits.reshape(*stored.shape[:-1], -1)
 
 
 def _unpack_fifth_bits(stored: Array) -> Array:
-    """Unpack bytes ``[..., 4]`` to the fifth bits of 32 codes ``[..., 32]``, each 0 or 16."""
+    """Unpack the fifth bits of 32 codes from 4 bytes, ``[..., 4]`` to ``[..., 32]``.
+
+    Each is 0 or 16, to be added to a 4-bit code.
+    """
     return np.unpackbits(stored, axis=-1, bitorder="little") << 4
 
 
@@ -288,7 +295,7 @@ def _unpack_k_scales(blocks: Array) -> tuple[Array, Array]:
     rest = blocks[..., 12:16]
     scales = np.concatenate((scale & 63, (rest & 15) | (scale >> 2 & 48)), axis=-1)
     minima = np.concatenate((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), axis=-1)
-    # llama.cpp subtracts the minimum; QuantizedMatrix adds it.
+    # llama.cpp subtracts a block's minimum, but QuantizedMatrix adds it.
     return scale_factor * scales, -(minimum_factor * minima)
 
 
@@ -335,7 +342,7 @@ def _iq4_nl(blocks: Array) -> Unpacked:
     return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
 
 
-# Supported types of GGUF blocks.
+# Supported types of quantized blocks, with their conversions.
 BLOCKS = {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
     "Q4_0": _BlockFormat(_q4_0, 4, 32),

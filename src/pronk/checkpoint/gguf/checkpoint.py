@@ -21,7 +21,7 @@ from pronk.checkpoint.gguf.vocabulary import Vocabulary
 from pronk.checkpoint.rows import HeadRows
 
 _DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
-# Name of a part of a model, such as model-00001-of-00003.gguf.
+# Pattern of the file name of a part of a model, such as model-00001-of-00003.gguf.
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -33,7 +33,8 @@ def is_gguf(path: Path) -> bool:
 def file_identity(path: Path, state: os.stat_result | None = None) -> tuple[str, int, int, int]:
     """Return path, inode number, size (bytes) and time of modification (ns) of a file.
 
-    ``state`` is the result of an earlier ``stat``; by default the file is looked at now.
+    Together they show whether the file was replaced or changed. ``state`` is the result of an
+    earlier ``stat`` of the file; by default the file is looked up now.
     """
     state = path.stat() if state is None else state
     return str(path), state.st_ino, state.st_size, state.st_mtime_ns
@@ -54,7 +55,8 @@ class GgufCheckpoint:
     config_source = "its metadata"  # origin of the model's configuration, for error messages
 
     def __init__(self, path: Path) -> None:
-        self.folder = path  # the first file; named as in ``Checkpoint``
+        # path of the first file; the name is that of the attribute of ``Checkpoint``
+        self.folder = path
         self.header = GgufFile(path)
         self._files = [self.header, *_other_parts(self.header)]
         self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
@@ -80,7 +82,7 @@ class GgufCheckpoint:
 
     @property
     def identity(self) -> list[tuple[str, int, int, int]]:
-        """The :func:`file_identity` of each of the model's files when the model was opened."""
+        """Path, inode, size and time of change of each file, from when the model was opened."""
         return [file_identity(file.path.resolve(), file.state) for file in self._files]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,7 +109,8 @@ class GgufCheckpoint:
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
         """Raise a CheckpointError if a tensor has an unsupported GGUF type.
 
-        A tensor may have the types ``dtypes``, and a matrix any of the quantized :data:`BLOCKS`.
+        Supported are the names of types in ``dtypes``, by default the float types, and for matrices
+        also the quantized types in :data:`BLOCKS`.
         """
         found = self.type(name)
         types = list(dtypes)
@@ -159,7 +162,10 @@ class GgufCheckpoint:
     ) -> BlockMatrix | None:
         """Return a matrix in its quantized blocks; ``None`` if the kernels cannot pack its blocks.
 
-        The arguments are those of :meth:`weight`.
+        Args:
+            name: name of the tensor.
+            expert: number of the expert, if the tensor has the matrices of all experts.
+            rows: rows of each head to take, and their order in the file; ``None``: all, in order.
         """
         info = self._infos[name][1]
         if info.type.name not in PACKED_BLOCKS:
@@ -169,7 +175,10 @@ class GgufCheckpoint:
         return BlockMatrix(info.type.name, info.shape[-1], parts)
 
     def release(self) -> None:
-        """Free the memory of all pages that were read; a later access reads the page again."""
+        """Free the memory of all pages of the files that were read.
+
+        A later access reads a page again.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)

@@ -30,19 +30,21 @@ import numpy as np
 from pronk.base.errors import CheckpointError, refuse
 from pronk.checkpoint.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 
-_HEADER_BYTES = 4 + 4 + 8 + 8  # "GGUF", version, numbers of tensors and of pairs
-_MIN_PAIR_BYTES = 8 + 4 + 1  # smallest key-value pair: length of an empty key, type, one-byte value
-# Smallest description of a tensor: empty name, number of dimensions, one dimension, type, offset.
+# bytes of "GGUF", version, number of tensors, and number of metadata pairs
+_HEADER_BYTES = 4 + 4 + 8 + 8
+_MIN_PAIR_BYTES = 8 + 4 + 1  # smallest metadata pair: length of an empty key, type, one-byte value
+# Bytes of the smallest description of a tensor: empty name, number of dimensions, one dimension,
+# type, offset.
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
-# Bytes of a metadata key, a limit of GGUF; here it is the limit for names of tensors, too.
+# Maximum number of bytes of a metadata key in GGUF; here it is the limit for names of tensors, too.
 _MAX_NAME_BYTES = 65_535
-# Two limits for hostile files, far above the counts of real models. Python objects need more memory
-# than the bytes of the file, so the file's size alone does not limit the memory.
-_MAX_ENTRIES = 100_000  # tensors, and pairs of metadata
+# Limits against hostile files, far above the numbers in real models. Python objects need more
+# memory than the bytes of the file, so the file's size alone does not limit the memory.
+_MAX_ENTRIES = 100_000  # number of tensors, and number of metadata pairs
 _MAX_ELEMENTS = 1 << 22  # elements of a metadata array; a vocabulary has less than a million tokens
-_MAX_DIMENSIONS = 4  # limit of ggml for tensors
-# Keys whose values select code. They must be strings; this is checked on opening, so that later
-# code need not check it.
+_MAX_DIMENSIONS = 4  # ggml's limit of a tensor's dimensions
+# Keys whose values select how the model is parsed. When a file is opened, the values are checked to
+# be strings, so that later code need not check it.
 _NAME_KEYS = ("general.architecture", "tokenizer.ggml.model")
 _ALIGNMENTS = [1 << bits for bits in range(3, 21)]  # possible values of general.alignment, in bytes
 
@@ -121,7 +123,7 @@ class GgufFile:
         refuse(self.path, f"{problem}; {remedy}")
 
     def _map_file(self) -> mmap.mmap:
-        """Map the file into memory, and set ``state``."""
+        """Map the file into memory, and set ``state`` to the result of its ``stat``."""
         try:
             with self.path.open("rb") as stream:
                 self.state = os.fstat(stream.fileno())
@@ -135,7 +137,7 @@ class GgufFile:
             raise CheckpointError(msg) from error
 
     def _read_file_header(self) -> tuple[int, int]:
-        """Read and check the first 24 bytes; return the numbers of tensors and of pairs."""
+        """Read and check the first 24 bytes; return numbers of tensors and of metadata pairs."""
         magic = self._read_bytes(4)
         version = self._read_number("I")
         if magic != b"GGUF":
@@ -159,7 +161,7 @@ class GgufFile:
 
     @property
     def _num_left(self) -> int:
-        """Number of bytes not read yet."""
+        """Number of bytes of the file after the current position."""
         return self._file_size - self._position
 
     def _advance(self, size: int) -> int:
@@ -186,7 +188,7 @@ class GgufFile:
         return number
 
     def _decode(self, text: bytes, name: str) -> str:
-        """Decode UTF-8; raise a CheckpointError that begins with ``name`` for invalid bytes."""
+        """Decode UTF-8; raise a CheckpointError about ``name`` if the bytes are invalid."""
         try:
             return text.decode()
         except UnicodeDecodeError:
@@ -196,7 +198,7 @@ class GgufFile:
         self.refuse(f"{name:.80}: expected text in UTF-8, found invalid bytes")
 
     def _read_name(self, owner: str) -> str:
-        """Read a string; ``owner``, the thing with this name, is for error messages."""
+        """Read a string; an error message names it as the name of ``owner``, such as "a tensor"."""
         expected = f"expected the name of {owner}"
         size = self._read_number("Q")
         if size > _MAX_NAME_BYTES:
@@ -236,11 +238,11 @@ class GgufFile:
         return bool(value) if kind == BOOL else value
 
     def _read_array(self, key: str, kind: int, count: int) -> _Array:
-        """Skip an array, and return the places of its elements.
+        """Skip an array, and return its place in the file, so that it is converted only on access.
 
         Args:
             key: metadata key of the array.
-            kind: type number of the elements.
+            kind: number of the GGUF type of the elements.
             count: number of elements.
         """
         if kind in SCALARS:
@@ -263,7 +265,8 @@ class GgufFile:
         ends = array("Q")
         for _ in range(count):
             if end > last:
-                end = self._file_size + 1  # beyond the file, so that _advance refuses the array
+                # a position beyond the file, so that _advance raises an error
+                end = self._file_size + 1
                 break
             end += 8 + read_size(buffer, end)[0]
             if end > self._file_size:
@@ -273,7 +276,7 @@ class GgufFile:
         return _Array(kind, count, start, ends)
 
     def _array_values(self, array: _Array, key: str) -> list[Any]:
-        """Convert a metadata array to a list."""
+        """Convert a metadata array to a list; ``key`` is for error messages."""
         if array.length > _MAX_ELEMENTS:
             expected = f"at most {_MAX_ELEMENTS} elements"
             self.refuse(f"{key:.80}: expected {expected}, found {array.length}")
@@ -286,7 +289,10 @@ class GgufFile:
         return list(values)
 
     def _array_texts(self, array: _Array, key: str) -> list[str]:
-        """Decode an array of strings, all at once if no string contains a zero byte."""
+        """Decode an array of strings, all at once if no string contains a zero byte.
+
+        A zero byte separates the strings meanwhile. ``key`` is for error messages.
+        """
         if not array.length:
             return []
         starts = np.array([array.start, *array.ends[:-1]]) - array.start
@@ -309,7 +315,7 @@ class GgufFile:
             self._refuse_text(key)
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
-        """Read the descriptions of all tensors, and check their places in the file."""
+        """Read the descriptions of all tensors, and check that their values lie in the file."""
         alignment = self._pairs.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment not in _ALIGNMENTS:
             expected = f"a power of two in {_ALIGNMENTS[0]}..{_ALIGNMENTS[-1]}"
@@ -326,7 +332,10 @@ class GgufFile:
         return located
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read a tensor's description, whose ``start`` is relative to the end of the padding."""
+        """Read the description of a tensor.
+
+        In the result, ``start`` counts from the end of the padding after all descriptions.
+        """
         name = self._read_name("a tensor")
         where = f"tensor {name:.80}"
         num_dimensions = self._read_number("I")
@@ -350,7 +359,7 @@ class GgufFile:
         return TensorInfo(name, type_, shape, start, num_blocks * type_.size)
 
     def _check_places(self, infos: Iterable[TensorInfo]) -> None:
-        """Raise a CheckpointError if tensors overlap, or exceed the file."""
+        """Raise a CheckpointError if the values of two tensors overlap, or exceed the file."""
         end = 0
         for info in sorted(infos, key=lambda info: info.start):
             if info.start < end:

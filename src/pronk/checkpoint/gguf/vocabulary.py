@@ -14,14 +14,14 @@ from pronk.checkpoint.end_tokens import find_end_tokens, stated_token
 from pronk.checkpoint.gguf.reader import GgufFile
 
 _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokenizer
-# Special tokens that end a generation. The metadata key ``tokenizer.ggml.NAME_token_id`` holds the
-# id of the special token NAME.
+# Names of special tokens that end a generation. The metadata key ``tokenizer.ggml.NAME_token_id``
+# has the id of the special token NAME.
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
-# Ids of special tokens that a file with the tokenizer model ``llama`` need not state.
+# Ids of special tokens in files with the tokenizer model ``llama`` that do not state them.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
-# Longer tokens are refused. Only damaged files have them, and the search for their merges tries
-# every split.
+# Tokens with more characters are refused. Only damaged files have them, and the search for a
+# token's merges, which tries every split, would take long.
 MAX_TOKEN_CHARACTERS = 1024
 
 
@@ -36,14 +36,14 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
-# Kinds of added tokens: the tokenizer finds them in a text before it splits the text into words.
-# The value is whether decoding skips tokens of the kind.
+# Kinds of added tokens, which the tokenizer finds in a text before it splits the text into words.
+# The value is whether decoding leaves out tokens of the kind.
 ADDED_KINDS = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of a file; the id of a token is its index.
+    """Tokens of a GGUF file's tokenizer; the id of a token is its index.
 
     Attributes:
         tokens: text of each token as stored (``Ġthe`` or ``▁the``); ``None`` for an unused id.
@@ -86,7 +86,7 @@ class Vocabulary:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end a generation; see :func:`find_end_tokens`."""
+        """Ids of the tokens that end a generation, stated by the file or with a well-known name."""
         stated = [self.special_ids[name] for name in _END_KEYS if name in self.special_ids]
         added = {}
         for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
@@ -107,7 +107,7 @@ class Vocabulary:
 
 
 def refuse_tokens(file: GgufFile, problem: str) -> NoReturn:
-    """Raise a TokenizerError about a file."""
+    """Raise a TokenizerError with the path of the file and the ``problem``."""
     refuse(file.path, problem, TokenizerError)
 
 

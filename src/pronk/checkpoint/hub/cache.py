@@ -24,7 +24,7 @@ from pronk.checkpoint.hub.names import HubModel, is_weights, known_models
 
 
 class CachedModel(NamedTuple):
-    """A complete model in the cache.
+    """A model in the cache, with all its files.
 
     Attributes:
         path: folder of the snapshot, or first GGUF file.
@@ -80,7 +80,8 @@ def model_label(path: Path) -> str:
             return known.name
     for folder in path.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
-            _, *file = path.relative_to(folder).parts  # without the commit
+            # leave out the name of the folder, which is the commit
+            _, *file = path.relative_to(folder).parts
             return "/".join([_repo(folder.parent), *file])
     return path.name
 
@@ -91,10 +92,10 @@ def _repo(folder: Path) -> str:
 
 
 def _snapshots(model: HubModel) -> Iterator[Path]:
-    """Yield the snapshot of a model's revision.
+    """Yield the folders of snapshots in which a model is searched.
 
-    If the model has no revision, yield the snapshot of the branch main, then all others, the newest
-    first.
+    If the model has a revision, this is its snapshot. Otherwise the snapshot of the branch main
+    comes first, then all others, the newest first.
     """
     folder = repo_folder(model.repo)
     snapshots = folder / "snapshots"
@@ -121,14 +122,14 @@ def _model_files(model: HubModel, snapshot: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return all files below a folder; a link to a missing blob does not count."""
+    """Return all files below a folder, without links to missing blobs."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a snapshot has all files of a model, or of a trained drafter.
+    """Return whether a snapshot has all files of a model or of a trained drafter.
 
-    A model has a config, a tokenizer and all weights.
+    Those of a model are its config, its tokenizer and all its weights.
     """
     names = {path.name for path in folder.iterdir()}
     if not {"config.json", "tokenizer.json"} <= names:
@@ -202,15 +203,15 @@ def remove_cached(model: HubModel) -> int:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder; links do not count."""
+    """Return the number of bytes of all files below a folder; a link counts 0."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return sum(path.stat().st_size for path in files)
 
 
 def check_hash(file: Path, expected: str, name: str) -> None:
-    """Delete a file and raise a CheckpointError if its SHA-256 is not ``expected``.
+    """Check the SHA-256 of a downloaded file.
 
-    ``name`` is the file's name in the error message.
+    If it is not ``expected``, delete the file and raise a CheckpointError that names it ``name``.
     """
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()

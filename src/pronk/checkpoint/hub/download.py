@@ -25,7 +25,7 @@ from pronk.checkpoint.hub.names import HubModel, KnownModel, PackageFile
 # is unknown.
 Progress = Callable[[int, int], None]
 
-# Seconds to wait for the Hub's first answer; less for a model that can come from a package instead.
+# Seconds to wait for the Hub's first answer: fewer if the model can come from a package instead.
 _ANSWER_SECONDS = 10.0
 _ANSWER_SECONDS_IF_OTHER_SOURCE = 3.0
 
@@ -66,19 +66,19 @@ def download(
 
 
 class _OfflineError(CheckpointError):
-    """The environment variable ``HF_HUB_OFFLINE`` forbids downloads."""
+    """Error for a download while the environment variable ``HF_HUB_OFFLINE`` forbids it."""
 
 
 def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Path:
     """Download a model from the Hub; ``timeout`` limits the seconds until its first answer."""
-    # This import takes 0.2 s.
+    # Imported here because the import takes 0.2 s, which most commands do not need.
     from huggingface_hub import constants, errors, snapshot_download  # noqa: PLC0415
 
     if constants.HF_HUB_OFFLINE:
         problem = f"{model}: not on this machine, and HF_HUB_OFFLINE forbids downloads"
         msg = f"{problem}; unset it or name another model"
         raise _OfflineError(msg)
-    # huggingface_hub logs each failed attempt, but the last error is reported below anyway.
+    # huggingface_hub would log each failed attempt; the last error is reported below.
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -117,7 +117,10 @@ def _from_hub(model: HubModel, timeout: float, progress: Progress | None) -> Pat
 
 
 def _list_files(model: HubModel, timeout: float) -> tuple[str, list[str]]:
-    """Return the commit of the model's revision and the files of the repository."""
+    """Return the commit of the model's revision, and the files of the repository.
+
+    ``timeout`` limits the seconds until the Hub's answer.
+    """
     from huggingface_hub import HfApi, errors  # noqa: PLC0415
 
     answers: list[Any] = []
@@ -174,9 +177,9 @@ def _fetch_large_file(repo: str, commit: str, name: str, bar: Any) -> None:
         return
     for path in (blob, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(lock):  # the lock of huggingface_hub
+    with WeakFileLock(lock):  # the lock with which huggingface_hub protects the same file
         if blob.exists() and blob.stat().st_size != entry.size:
-            blob.unlink()  # the file was cut off, for example by a loss of power
+            blob.unlink()  # the blob is incomplete, for example after a loss of power
         if not blob.exists():
             partial = blob.with_name(f"{sha256}.incomplete")
             with partial.open("ab") as stream:

@@ -5,8 +5,8 @@ A name has one of these forms:
 ``smollm2``
     A short name: a row of ``known_models.json``.
 ``owner/repository``
-    A repository in the Hugging Face layout, or with a single GGUF model. If the cache has only one
-    of several GGUF models, the name means this one.
+    A repository in the Hugging Face layout, or with a single GGUF model. If the repository has
+    several GGUF models and the cache has only one of them, the name means this one.
 ``owner/repository:Q4_K_M``
     The GGUF model of this quantization, in one file or in several parts.
 ``owner/repository/folder/x.gguf``
@@ -34,22 +34,25 @@ _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?",
     re.IGNORECASE,
 )
-# Beginning of an address on the Hub, as a browser or another program writes it.
+# Pattern of the beginning of an address on the Hub, as a browser or another program writes it.
 _URL = re.compile(
     r"((https?://)?(www\.)?(huggingface\.co|hf\.co)(/|(?=[?#]|$))|hf://)(models/)?", re.IGNORECASE
 )
-# Path of a page on the Hub: a list of a repository's files, a file, or the download of a file.
+# Pattern of the path of a page on the Hub: a list of a repository's files, a file, or the download
+# of a file.
 _PAGE = re.compile(
     r"(?P<repo>[^/]+/[^/]+)/(tree|blob|resolve|raw)/(?P<revision>[^/]+)(/(?P<file>.+))?"
 )
-# End of the file name, without its suffix, of a part of a model.
+# Pattern of the end of a part's file name, without its suffix: ``-00001-of-00003``.
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")
-_SHOWN = 12  # number of files in an error message
+_SHOWN = 12  # maximum number of files in an error message
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model in a repository of the Hub; the whole repository without file and quantization.
+    """A model in a repository of the Hub.
+
+    If ``file`` and ``quantization`` are empty, the model is the whole repository.
 
     Attributes:
         repo: ``owner/name``.
@@ -65,7 +68,7 @@ class HubModel:
     revision: str | None = None
 
     def __str__(self) -> str:
-        """Return the name without the revision, as :func:`parse_name` reads it."""
+        """Return the model's name in a form that :func:`parse_name` reads, without the revision."""
         if self.file:
             return f"{self.repo}/{self.file}"
         if self.quantization:
@@ -79,8 +82,8 @@ class HubModel:
             files: paths of all files of the repository.
 
         Raises:
-            CheckpointError: the repository has no such file, several models of the quantization, or
-                no weights.
+            CheckpointError: the repository lacks the file or the quantization, has several models
+                of the quantization, or has no weights.
         """
         files = sorted(files)
         models = gguf_models(files)
@@ -101,10 +104,10 @@ class HubModel:
         raise CheckpointError(msg)
 
     def _choose_quantization(self, models: Mapping[str, Sequence[str]]) -> str:
-        """Return the first file of the model with the quantization.
+        """Return the first file of the model with this object's quantization.
 
-        A repository may have a model twice, in one file and in parts; the one file is chosen.
-        ``models`` are the files of each model, by the first file.
+        ``models`` are the files of each GGUF model of the repository, by its first file. A
+        repository may have a model twice, in one file and in parts; then the one file is chosen.
         """
         matches = [first for first in models if _has_quantization(first, self.quantization)]
         in_one_file = [first for first in matches if len(models[first]) == 1]
@@ -139,8 +142,8 @@ class KnownModel(NamedTuple):
         model: the model on the Hub.
         parameters: number of parameters as a text, such as "135M".
         license: the model's license.
-        sha256: hash of the model's file; "" if the hash that the Hub states is checked.
-        package: a wheel that contains the file, too.
+        sha256: hash that the model's file must have; "" if it is the one that the Hub states.
+        package: a wheel that contains the same file; ``None`` if there is none.
         names: names of the model in its own files, in any quantization.
         sampling: options of ``SamplingParams`` that are recommended for the model.
     """
@@ -157,13 +160,13 @@ class KnownModel(NamedTuple):
 
 @cache
 def known_models() -> Mapping[str, KnownModel]:
-    """Return the table of short names, in the order of the file."""
+    """Return the models with a short name, by short name, in the order of ``known_models.json``."""
     rows = json.loads((Path(__file__).parent / "known_models.json").read_bytes())
     return MappingProxyType({name: _known(name, row) for name, row in rows.items()})
 
 
 def _known(name: str, row: dict[str, Any]) -> KnownModel:
-    """Convert a row of ``known_models.json``."""
+    """Return the model with the short name ``name``, given its row of ``known_models.json``."""
     match = _NAME.fullmatch(row["source"])
     assert match is not None, row
     model = _matched_model(match, row.get("revision"))
@@ -182,7 +185,7 @@ def _known(name: str, row: dict[str, Any]) -> KnownModel:
 
 
 def _matched_model(match: re.Match[str], revision: str | None) -> HubModel:
-    """Return the model of a match of ``_NAME``."""
+    """Return the model that a name means, given the match of the pattern ``_NAME``."""
     return HubModel(match["repo"], match["file"] or "", match["quantization"] or "", revision)
 
 
@@ -239,21 +242,27 @@ def _read_page(path: str) -> tuple[str, str | None]:
 
 
 def close_names(name: str, *others: str) -> str:
-    """Return `` (did you mean …?)`` with the closest short names or ``others``; "" without one."""
+    """Return a hint with the names closest to ``name``, such as `` (did you mean smollm2?)``.
+
+    Candidates are the short names and ``others``. The hint is empty if none is close.
+    """
     near = close_choices(name, [*known_models(), *others], cutoff=0.5)
     return f" (did you mean {near}?)" if near else ""
 
 
 def is_weights(files: Iterable[str]) -> bool:
-    """Return whether a repository has weights in the Hugging Face layout, in its top folder."""
+    """Return whether a repository's top folder has weights in the Hugging Face layout.
+
+    ``files`` are the paths of the repository's files.
+    """
     return any(name.endswith(".safetensors") and _is_layout_file(name) for name in files)
 
 
 def _is_layout_file(name: str) -> bool:
     """Return whether a file is a part of a model in the Hugging Face layout.
 
-    Executable code is none, nor is ``consolidated*``, a second copy of the weights in Mistral's
-    repositories.
+    Executable code is not. ``consolidated*`` is not either: in Mistral's repositories it is a
+    second copy of the weights.
     """
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
@@ -286,14 +295,17 @@ def gguf_models(files: list[str]) -> dict[str, list[str]]:
 
 
 def _has_quantization(file: str, quantization: str) -> bool:
-    """Return whether a file name has a quantization: ``m-Q4_K_M.gguf`` has ``q4_k_m``."""
+    """Return whether a file name contains a quantization as a whole word, in any case.
+
+    ``m-Q4_K_M.gguf`` contains ``q4_k_m``, but not ``q4_k``.
+    """
     stem = _PART.sub("", PurePosixPath(file).stem)
     pattern = rf"(^|[-._]){re.escape(quantization)}($|[-.])"
     return re.search(pattern, stem, re.IGNORECASE) is not None
 
 
 def _shown(models: Iterable[str]) -> str:
-    """Return the names of at most 12 models, for an error message."""
+    """Return the names of at most 12 models, and how many more there are, for an error message."""
     shown = list(models)
     rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + rest or "no GGUF model"

@@ -20,7 +20,7 @@ from pronk.checkpoint.hub.names import known_models
 
 
 def add_known_sampling(config: ModelConfig) -> ModelConfig:
-    """Return a config with the sampling options of the model's row.
+    """Return a config with the sampling options that the table of short names recommends.
 
     Options that the model's own files recommend stay as they are.
     """
@@ -30,7 +30,7 @@ def add_known_sampling(config: ModelConfig) -> ModelConfig:
 
 @cache
 def _sampling_by_name() -> Mapping[str, Mapping[str, float]]:
-    """Return the recommended options by simplified name."""
+    """Return the recommended options of all models in the table, by their simplified names."""
     options = {}
     for row in known_models().values():
         for name in row.names:
@@ -39,6 +39,9 @@ def _sampling_by_name() -> Mapping[str, Mapping[str, float]]:
 
 
 def _simplify(name: str) -> str:
-    """Return the part of a name that is compared, such as ``qwen2-5-coder-7b-instruct``."""
+    """Return the part of a name that is compared, such as ``qwen2-5-coder-7b-instruct``.
+
+    Two names are of the same model if their results are equal.
+    """
     words = re.findall(r"[a-z0-9]+", name.lower())
     return "-".join(words[:-1] if words[-1:] == ["gguf"] else words)

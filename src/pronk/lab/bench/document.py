@@ -28,7 +28,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Latency:
-    """Percentiles of a latency in seconds."""
+    """Median, 90th and 99th percentile of a latency, in seconds."""
 
     p50: float
     p90: float
@@ -39,9 +39,9 @@ class Latency:
 class Split:
     """Fractions 0..1 of a method's time, with the sum 1."""
 
-    draft: float  # in the drafter
-    target: float  # in forward passes of the target model
-    host: float  # elsewhere: scheduling, sampling, detokenizing
+    draft: float  # fraction of the time that the drafter takes
+    target: float  # fraction for forward passes of the target model
+    host: float  # fraction for the rest: scheduling, sampling, detokenizing
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PassCost:
     """Time of a forward pass of the target model over a number of rows."""
 
     rows: int
-    seconds: float  # median over the measurements
+    seconds: float  # duration of the forward pass, median over the measurements
     ratio: float  # ``seconds`` divided by those of the smallest number of rows measured
 
 
@@ -68,7 +68,7 @@ class Figures:
     task: str  # a task, or one of the aggregates ALL and SOUND
     method: str  # a drafter or a peer, as the user wrote it
     engine: str  # "pronk", or the name of the peer's engine
-    temperature: float  # 0 is greedy
+    temperature: float  # sampling temperature; 0 is greedy decoding
     prompts: int  # number of prompts that the metrics cover
     asked: int  # number of prompts given to the method, failed ones included
     failures: tuple[Failure, ...] = ()
@@ -82,7 +82,7 @@ class Figures:
     # read weights and KV cache once.
     over_floor: float | None = None
     steps: int | None = None  # number of forward passes that generated tokens, in one repeat
-    S: float | None = None  # mean number of tokens per step
+    S: float | None = None  # mean number of tokens per step; plain decoding has 1
     alpha: float | None = None  # acceptance rate of the first draft token of a step
     drafted: int | None = None  # number of verified draft tokens in one repeat
     accepted: int | None = None  # number of accepted draft tokens in one repeat
@@ -130,7 +130,7 @@ class ModelResult(Model):
     """A model and all metrics measured on it."""
 
     bandwidth: Range | None  # bytes per second of reading memory, measured between the prompts
-    pass_cost: tuple[PassCost, ...]  # in order of the number of rows
+    pass_cost: tuple[PassCost, ...]  # time of a forward pass, by rising number of rows
     peers: dict[str, dict[str, str]]  # by peer: its versions and settings, or ``error``
     skipped: tuple[Failure, ...]  # prompts that do not fit the model's context
     figures: tuple[Figures, ...]  # one per task, temperature and method, in this order

@@ -104,7 +104,7 @@ def _make_figures(
 
 
 def _make_range(values: Sequence[float]) -> Range:
-    """Return the median of ``values`` (one or more) and half their range."""
+    """Return the median of ``values``, at least one, and half of maximum minus minimum."""
     return Range(median(values), (max(values) - min(values)) / 2)
 
 

@@ -43,7 +43,7 @@ _REFILL_TOKENS = 64  # length of the prompt whose decoding refills the CPU cache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # numbers of rows of the measured forward passes
 _ROUNDS = 3  # default number of rounds over all numbers of rows
-_STEPS = 6  # maximum number of forward passes per round and number of rows
+_STEPS = 6  # maximum number of forward passes of one number of rows in a round
 
 Progress = Callable[[int, int], None]
 
@@ -53,7 +53,7 @@ class Options:
     """Options of the measurement."""
 
     max_tokens: int = 128  # maximum number of tokens of each output
-    temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
+    temperatures: tuple[float, ...] = (0.0, 0.8)  # sampling temperatures; 0 is greedy decoding
     repeats: int = 3  # number of runs of every method on every prompt
     batch: int = 1  # number of prompts that are decoded together
     seed: int = 7  # the seeds of all requests are derived from this one
@@ -92,7 +92,7 @@ class Bench:
         self._total = total
         self._advance(0)
         self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
-        self._advance(0)  # the time of the first run starts here
+        self._advance(0)  # the estimate of the duration counts from here, without the warm-up
         began = perf_counter()
         limit = math.inf if self.options.minutes is None else 60 * self.options.minutes
         for number, (task, batch) in enumerate(_interleave(tasks, self.options.batch)):
@@ -140,7 +140,8 @@ class Bench:
             self.trace.add(Bandwidth(self.bandwidth.measure()))
             # Measuring the bandwidth has emptied the CPU caches; a short run refills them before
             # the first method.
-            with suppress(PronkError):  # the measured samples report the error
+            # An error is also that of the measured samples, which report it.
+            with suppress(PronkError):
                 ids = items[0][1].ids[:_REFILL_TOKENS]
                 self.llm.generate(ids, SamplingParams(max_tokens=2), drafter=PLAIN)
             plain = self._run_repeats([item for _, item in items])
@@ -156,8 +157,11 @@ class Bench:
         answers: Mapping[str, Sequence[str]],
         temperature: float,
     ) -> list[tuple[Prompt, Item]]:
+        """Return the prompts that fit the model's context, each with the item to measure.
+
+        The other prompts are recorded as skipped.
+        """
         options = self.options
-        """Return the prompts that fit the context, each with its measurement; record the others."""
         items = list[tuple[Prompt, Item]]()
         limit = self.llm.config.context - options.max_tokens
         for prompt in prompts:
@@ -257,9 +261,10 @@ def _turn_name(prompt: Prompt, turn: int) -> str:
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Return the first difference between two outputs, the first one that of plain decoding.
+    """Return the record of the first token at which an output differs from plain decoding's.
 
-    ``None`` if the outputs are equal, or if one has failed.
+    ``plain`` is the sample of plain decoding, and ``other`` that of another method, for the same
+    prompt ``item``. The result is ``None`` if the outputs are equal, or if a method failed.
 
     A near tie is a difference that rounding can cause, if the logits of both runs have errors of at
     most :func:`~pronk.lab.verification.plain_decoding.rounding`. A difference in length alone is
@@ -271,7 +276,7 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     shorter = min(len(plain.tokens), len(other.tokens))
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
     leading_fields = (other.task, other.id, other.method, other.temperature, position)
-    # The target has no logit for some token ids of peers.
+    # A peer can generate token ids beyond the target's vocabulary; they have no logit.
     if position == shorter or other.tokens[position] >= llm.config.vocab_size:
         return DivergenceRecord(*leading_fields, gap=None, near_tie=False)
     ours = plain.tokens[position]
@@ -288,7 +293,10 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
 
 @dataclass(frozen=True)
 class _StarProposer(Proposer[None]):
-    """Proposer of ``rows - 1`` children of the last token: ``rows`` rows per forward pass."""
+    """Proposer for measuring forward passes of ``rows`` rows.
+
+    It proposes ``rows - 1`` children of the text's last token; their tokens do not matter.
+    """
 
     name = "star"
     rows: int
@@ -326,6 +334,7 @@ def pass_times(
                 prompt, params, drafter=_StarProposer(rows, llm.config.vocab_size)
             ).stats
             for previous, step in pairwise(stats.steps):
-                # In the last steps, ``max_tokens`` limits the draft tokens.
+                # Near the end of the text, ``max_tokens`` allows fewer draft tokens, and the pass
+                # has fewer rows.
                 if step.rows == rows:
                     yield PassTime(rows, step.target_clock - previous.target_clock)

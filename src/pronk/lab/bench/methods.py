@@ -19,9 +19,9 @@ from pronk.serving import stop_ids_with_eos
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure, with its parameters and the form of its result.
+    """A prompt to measure, its sampling parameters, and a sample without measured values.
 
-    :meth:`Method.run` returns a copy of ``sample`` with the results filled in.
+    :meth:`Method.run` returns a copy of ``sample`` with the measured values filled in.
     """
 
     ids: list[int]
@@ -97,7 +97,7 @@ class DrafterMethod(Method):
 class PeerMethod(Method):
     """Another engine, which gets one prompt at a time."""
 
-    # Why the peer did not start, if so: every prompt then fails with this error.
+    # Error of the start of the peer, with which every prompt fails; ``None``: the peer has started.
     error: PeerError | None = None
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:

@@ -33,7 +33,8 @@ class Case:
     text: str
     kind: str
     flagged: bool
-    # ``None``: the file says only that the text is not acceptable.
+    # Right categories, empty for an acceptable text. ``None``: the file says only that the text is
+    # not acceptable.
     categories: frozenset[str] | None
 
 
@@ -47,7 +48,10 @@ class Counts:
     true_negatives: int = 0
 
     def add(self, *, expected: bool, found: bool) -> None:
-        """Count a text: is the text ``expected`` in the class, and did the model find so?"""
+        """Count a text.
+
+        ``expected`` is whether the text belongs to the class, ``found`` whether the model said so.
+        """
         if found and expected:
             self.true_positives += 1
         elif found:
@@ -75,8 +79,8 @@ class ModerationResult:
     model: str  # name of its folder or file
     kernels: str
     texts: int  # number of texts
-    # Counts of ``flagged`` texts, of ``acceptable`` texts (the positives of the Mistral 7B paper),
-    # and of each category, without the texts whose category the file does not say.
+    # Counts by name: ``flagged`` texts, ``acceptable`` texts (the positives of the Mistral 7B
+    # paper), and each category. Texts whose category is unknown do not count for categories.
     classes: dict[str, Counts]
 
     def to_dict(self) -> dict[str, Any]:

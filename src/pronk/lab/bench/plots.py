@@ -189,7 +189,11 @@ def _draw_pass_cost(costs: Sequence[PassCost], floor: float, axes: Axes) -> None
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:
-    """Return two plots of a request's steps as SVG text: tokens by drafter, and the allowance."""
+    """Return two plots of a request's steps as SVG text.
+
+    The upper plot shows the tokens of each step by drafter, the lower one the allowance: the
+    seconds that drafting may still lose.
+    """
     return _to_svg(partial(_step_figure, steps), "default", transparent=False)
 
 

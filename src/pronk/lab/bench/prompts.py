@@ -43,7 +43,7 @@ class Prompt:
     id: str  # name in results and error messages
     task: str  # group of prompts whose metrics are taken together
     text: str | None = None  # text to continue; ``None`` for a conversation
-    history: tuple[Mapping[str, str], ...] = ()  # messages before the first turn
+    history: tuple[Mapping[str, str], ...] = ()  # conversation before the first turn
     turns: tuple[str, ...] = ()  # messages of the user; the model answers each before the next
 
     @property

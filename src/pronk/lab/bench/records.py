@@ -52,7 +52,8 @@ class Model:
     dtype: str  # data type of the weights that are not quantized
     context: int  # maximum number of tokens, prompt and output together
     methods: tuple[str, ...]  # names of the measured methods, in the order of the tables
-    # From config.json, if a small model was padded to a large shape.
+    # Entry ``pronk_inflated`` of config.json: the original of a small model that was padded to a
+    # large shape. ``None`` for other models.
     inflated: dict[str, Any] | None = None
     kernels: str = "torch"  # instruction set of pronk's kernels; "torch": torch's operators
     weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"
@@ -107,7 +108,7 @@ class Sample:
     temperature: float
     seed: int
     repeat: int  # index of the repeat
-    seconds: float = 0.0  # wall time of the call for the whole batch / ``batch``
+    seconds: float = 0.0  # wall-clock time of the call for the whole batch, divided by ``batch``
     total_seconds: float = 0.0  # from the start of the request to its end
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
@@ -144,7 +145,7 @@ class Finished:
 
     task: str
     id: str
-    names: tuple[str, ...]  # ids of its turns in the other records
+    names: tuple[str, ...]  # ids of the prompt's turns, as in the records of its samples
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pronk.lab.bench.tables import (
 _INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
 _MAX_ENTRIES = 5  # maximum length of a list of skipped prompts or of failures
 
-_TEMPERATURES_PER_TABLE = 2  # columns of more do not fit a terminal of 80 characters
+_TEMPERATURES_PER_TABLE = 2  # number of temperatures whose columns fit a terminal of 80 characters
 
 
 def show(document: Document, console: Console) -> None:

@@ -153,7 +153,7 @@ def _model_record(name: str, llm: LLM, plan: Plan, load_seconds: float) -> Model
     return Model(
         name=name,
         parameters=count_parameters(llm.config),
-        pass_bytes=weights.floor_bytes,
+        pass_bytes=weights.floor_bytes + 2 * llm.engine.cache.state_bytes,
         kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype),
         context=llm.config.context,
@@ -200,7 +200,7 @@ def resumable_records(
     start = records[0]
     assert isinstance(start, Start)
     hardware = describe_hardware(str(arguments["device"]))
-    # The number of threads is set only when a model is loaded.
+    # The number of threads is not compared, because it is set only when a model is loaded.
     is_same_machine = all(
         start.hardware.get(name) == value for name, value in hardware.items() if name != "threads"
     )

@@ -42,7 +42,8 @@ _WORKERS = {
 class Table:
     """A table: one or more blocks of rows with the same columns."""
 
-    columns: tuple[str, ...]  # headings, except for the method; line breaks keep columns narrow
+    # Headings of the columns after the first, which has the methods; line breaks keep them narrow.
+    columns: tuple[str, ...]
     # Pairs (title, rows); the first cell of a row is the method.
     blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
@@ -198,7 +199,10 @@ def describe(model: ModelResult, document: Document) -> str:
 
 
 def inflation_note(model: ModelResult) -> str | None:
-    """Return a note if a small model was padded to a large shape, otherwise ``None``."""
+    """Return a note about a small model that was padded to a large shape.
+
+    It names the small model, and is ``None`` for a model that was not padded.
+    """
     if model.inflated is None:
         return None
     source = model.inflated.get("source")

@@ -35,7 +35,8 @@ _how = panel("How to measure")
 _peers = panel("Other engines", show_default=False)
 _output = panel("Output", show_default=False)
 
-# Options of the plan with --quick, unless they are given: seconds with smollm2 on two threads.
+# Values that --quick gives to options that the user has not set. A benchmark of smollm2 then takes
+# seconds on two threads.
 _QUICK: dict[str, Any] = {"limit": 1, "max_tokens": 32, "temperature": [0.0], "repeats": 1}
 
 

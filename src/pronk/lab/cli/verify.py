@@ -68,7 +68,7 @@ def remote_options(
     ] = 1e-5,
     timeout: Annotated[float, _server("Seconds to wait for an answer.", min=0.1)] = 120.0,
 ) -> "tuple[RemoteServer, RemoteSettings] | None":
-    """Return the connection and the settings; ``None`` without ``--url``."""
+    """Return the connection to the server to verify, and settings; ``None`` without ``--url``."""
     if url is None:
         return None
     from pronk.lab.verification.remote import RemoteServer, RemoteSettings
@@ -200,7 +200,7 @@ def _verify_model(
 ) -> int:
     """Verify drafters, show the report, and return the exit code of the process.
 
-    ``None`` in place of drafters stands for all that fit the model.
+    If ``drafters`` is ``None``, all drafters that can run on the model are verified.
     A terminal shows a progress bar, then the table. A pipe or a file gets each row of the table
     when it is complete.
     """
@@ -267,7 +267,11 @@ def _select(file: Path | None, limit: int | None) -> "list[Prompt]":
 
 
 def _check_given(command: typer.Context, *, url: bool) -> None:
-    """Raise OptionError for an option of servers without ``--url``, or another one with it."""
+    """Raise OptionError for an option that has no effect on this verification.
+
+    ``url`` is whether ``--url`` is given. With it, a server is verified, and only options for
+    servers may be given; without it, a model is verified, and they may not.
+    """
     for name in given_options(command):
         shown = name.replace("_", "-")
         if url and name not in _SHARED | _REMOTE_ONLY:

@@ -39,7 +39,7 @@ class _Hypothesis:
 @known_keywords
 @dataclass(frozen=True)
 class Beam(Composite):
-    """Options of beam search.
+    """Options of beam search, which drafts several sequences with a draft model.
 
     Attributes:
         parts: one ``draft_model``, ``glide`` or ``vanilla``; its ``num_tokens`` and
@@ -135,7 +135,11 @@ class BeamProposer(Proposer[States]):
 
 
 def _merge(beam: Sequence[_Hypothesis], context: DraftContext[States], label: str) -> TokenTree:
-    """Merge all hypotheses into one tree of at most ``max_nodes`` draft tokens of largest gain."""
+    """Merge all hypotheses into one tree of at most ``context.max_nodes`` draft tokens.
+
+    The draft tokens that are likeliest to be accepted are kept. ``label`` is the draft model's name
+    in the acceptance statistics.
+    """
     rates = context.acceptance.rates(label)
     trie = Trie(context.tokens[-1])
     for hypothesis in beam:

@@ -27,7 +27,7 @@ from pronk.drafting import (
 class CachedTree(Trie):
     """Token tree in the draft model's KV cache, below the text of one request.
 
-    Tokens are ids of the target's vocabulary; all gains are 1.
+    Tokens are ids of the target's vocabulary. The gains of the base class are not used: all are 1.
 
     Attributes:
         context: the request; ``context.state`` is its cache
@@ -110,7 +110,8 @@ class CachedTree(Trie):
     def draft_token(self, node: int) -> DraftToken | None:
         """Return the draft model's likeliest token after a computed node.
 
-        ``None`` where ``Sampler.draft_token`` returns ``None``.
+        ``None`` if there is none: all tokens are banned, logits overflow, or the guide exceeds its
+        work limit.
         """
         if node not in self._draft_tokens:
             sampler = self.context.sampler

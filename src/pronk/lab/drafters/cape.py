@@ -52,7 +52,7 @@ _SIBLING_COUNTS: dict[str, Callable[[float], int]] = {
 @known_keywords
 @dataclass(frozen=True)
 class Cape(Composite):
-    """Options of CAPE.
+    """Options of CAPE, which adds siblings to the draft tokens of another drafter's chain.
 
     Attributes:
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
@@ -77,14 +77,14 @@ class Cape(Composite):
         check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
     def as_chains(self) -> Drafter:
-        return self.parts[0]  # a chain with siblings is a tree
+        return self.parts[0]  # without siblings, because a chain with siblings is a tree
 
     def bind(self, target: Target) -> CapeProposer:
         return CapeProposer(self, bind_proposer(self.parts[0], target))
 
 
 class CapeProposer(Proposer[States]):
-    """Proposes the inner drafter's chains with siblings."""
+    """Proposes the chains of the inner drafter, with siblings added to their tokens."""
 
     name = Cape.name
 
@@ -140,7 +140,8 @@ class CapeProposer(Proposer[States]):
             gain += [gain[depth] * rates.rate(kind, depth + 1) for kind in kinds]
         probs = chain.distributions
         if probs is not None:
-            probs += (None,) * (len(tokens) - len(probs))  # the siblings are not drawn
+            # A sibling has no distribution, because it is not drawn from one.
+            probs += (None,) * (len(tokens) - len(probs))
         return TokenTree(
             tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin)
         )

@@ -31,9 +31,8 @@ def make_glide_entry(
 ) -> BatchEntry:
     """Return a request's entry of a forward pass of GLIDE's model.
 
-    Positions are those of the target, whose KV cache is read beside the model's own.
-    Positions are those of the target, and the target's KV cache is read beside the model's own. The
-    target's cache must not change until the request's proposal is complete.
+    Positions are those of the target. GLIDE's model reads its own KV cache and that of the target,
+    which must not change until the request's proposal is complete.
     """
     return BatchEntry(
         context.state.block_table,

@@ -1,10 +1,11 @@
 """Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
-The target's output after position p is the draft token for position p + 1 in the next forward pass.
-In Jacobi decoding the chain of draft tokens ends with a block of ``num_tokens`` positions, as in
-algorithm 2 of the lookahead paper (Fu et al. 2024). In Gauss-Seidel decoding the chain always has
-``num_tokens`` positions: every accepted token adds a new one. ``docs/methods/jacobi.md`` has an
-example.
+Each forward pass computes a chain of draft tokens. The target's likeliest token after position p
+becomes the draft token for position p + 1 in the next forward pass. Jacobi decoding divides the
+text into blocks of ``num_tokens`` positions, as algorithm 2 of the lookahead paper does (Fu et al.
+2024): the chain covers the rest of the current block, and gets shorter as draft tokens are
+accepted. In Gauss-Seidel decoding the chain always has ``num_tokens`` positions.
+``docs/methods/jacobi.md`` has an example.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ _PRIORS = dict.fromkeys(range(_NUM_RATES), 0.3)  # acceptance rates before any m
 class JacobiState:
     """State of one request; text positions count from 0."""
 
-    # Token ids of the prompt, the draft tokens for positions without an output.
+    # Token ids of the prompt; one of them is the draft token for a position without an output.
     prompt: tuple[int, ...]
     start: int = 0  # text position of ``draft_tokens[0]``
-    # Greedy outputs of the last forward pass, for the positions from ``start`` on.
+    # The target's likeliest tokens in the last forward pass, for the positions from ``start`` on.
     draft_tokens: tuple[int, ...] = ()
-    end: int = 0  # first text position after the current block; 0: no block yet
+    end: int = 0  # text position at which the current block of Jacobi decoding ends; 0: no block
 
     def draft_token(self, position: int) -> int:
-        """Return the target's last output for ``position``; without an output, a prompt token."""
+        """Return the draft token for a text position.
+
+        It is the target's likeliest token in the last forward pass. If that pass did not compute
+        one for this position, it is a token of the prompt.
+        """
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
@@ -50,7 +55,7 @@ class JacobiState:
 @known_keywords
 @dataclass(frozen=True)
 class Jacobi(Proposer[JacobiState]):
-    """Options and proposer of Jacobi decoding.
+    """Options and proposer of Jacobi decoding, which drafts the rest of a block of positions.
 
     Attributes:
         num_tokens: number of positions in a block, 1..128.
@@ -75,13 +80,13 @@ class Jacobi(Proposer[JacobiState]):
         return trees
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
-        """Store the next draft tokens and the end of the block; ``propose`` changes no state."""
+        """Store the target's outputs as the next draft tokens, and the end of the block."""
         first = outcome.position + 1
         outcome.state.end = first + self._num_left(outcome.state, first)
         store_outputs(outcome)
 
     def _num_left(self, state: JacobiState, first: int) -> int:
-        """Return the number of positions from ``first`` to the end of the block.
+        """Return the number of positions from the text position ``first`` to the end of its block.
 
         If the block has ended, ``first`` begins a new block.
         """
@@ -91,7 +96,7 @@ class Jacobi(Proposer[JacobiState]):
 @known_keywords
 @dataclass(frozen=True)
 class GaussSeidel(Proposer[JacobiState]):
-    """Options and proposer of Gauss-Seidel decoding.
+    """Options and proposer of Gauss-Seidel decoding, which drafts chains of one length.
 
     Attributes:
         num_tokens: number of draft tokens per forward pass, 1..128.
@@ -116,7 +121,11 @@ class GaussSeidel(Proposer[JacobiState]):
 
 
 def build_chain(label: str, context: DraftContext[JacobiState], num_tokens: int) -> TokenTree:
-    """Return the chain of the target's last outputs for the next ``num_tokens`` positions."""
+    """Return the chain of draft tokens for the next ``num_tokens`` text positions.
+
+    The chain is shorter if the request allows fewer draft tokens. ``label`` is the drafter's name
+    in the acceptance statistics.
+    """
     first = len(context.tokens)
     count = min(num_tokens, context.max_depth, context.max_nodes)
     trie = Trie(context.tokens[-1])
@@ -124,14 +133,15 @@ def build_chain(label: str, context: DraftContext[JacobiState], num_tokens: int)
     gain = 1.0
     rates = context.acceptance.rates(label, _PRIORS)
     for index in range(count):
-        kind = min(index, _NUM_RATES - 1)  # depth - 1
+        # One rate for each depth from 1; deep tokens share the last rate.
+        kind = min(index, _NUM_RATES - 1)
         gain *= rates.rate(kind, index + 1)
         node = trie.add(node, context.state.draft_token(first + index), gain, (label, kind))
     return trie.tree(count)
 
 
 def store_outputs(outcome: Outcome[JacobiState]) -> None:
-    """Store the next draft tokens: the target's likeliest tokens after each node of the main chain.
+    """Store the next draft tokens: the target's likeliest token after each node of the chain.
 
     Branches that a composite drafter added to the tree are left out.
     """

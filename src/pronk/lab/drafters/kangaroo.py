@@ -173,7 +173,7 @@ class EarlyExit:
 @known_keywords
 @dataclass(frozen=True)
 class Kangaroo(Drafter):
-    """Options of Kangaroo.
+    """Options of Kangaroo, which drafts with the target's first layers and a small adapter.
 
     Attributes:
         model: folder written by ``pronk train kangaroo``, or a Hub id. ``None`` is

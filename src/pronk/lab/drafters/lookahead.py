@@ -59,7 +59,7 @@ _PRIORS = {
 
 @dataclass
 class LookaheadState:
-    """State of one request."""
+    """State of one request: its pool of n-grams and its window."""
 
     # Token ids of the prompt, which fill the window where the target has no output yet.
     prompt: tuple[int, ...]
@@ -72,7 +72,7 @@ class LookaheadState:
 @known_keywords
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    """Options of lookahead decoding.
+    """Options of lookahead decoding, which drafts n-grams from the text and the target's outputs.
 
     Attributes:
         window: W, number of columns of the window, 1..64 (the root is the first column of row 0);
@@ -216,7 +216,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         elif old_window is None:
             old_window = Window.filled(position, root, shape, prompt)
         window = old_window.shift_to(position, root, shape, prompt)
-        depth = len(window.rows[0]) + len(window.rows) - 2  # depth of the deepest node
+        depth = len(window.rows[0]) + len(window.rows) - 2  # depth of the tree's deepest node
         fits = depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
@@ -253,7 +253,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
         if not width or len(nodes) % width:  # the tree was verified without the window
             return
         if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
-            # W = 1: only the first window is the root alone. The tree lacks the nodes of this one.
+            # With W = 1, only the first window is the root alone. A later window has further nodes,
+            # which this tree lacks: it was verified without the window.
             return
         tokens = [tree.tokens[node] for node in nodes]
         rows = [tuple(tokens[i : i + width]) for i in range(0, len(tokens), width)]
@@ -273,7 +274,10 @@ class LookaheadProposer(Proposer[LookaheadState]):
         return self.options.shared and request.params.rejects
 
     def _tune(self) -> None:
-        """Report the trees of the last step to the tuner, without those of another window size."""
+        """Report the last step to the tuner, which may change the window's size.
+
+        Trees that contain a window of another size than the current one are left out.
+        """
         width = self.shape.window
         costs = self._costs
         verified = [
@@ -291,7 +295,8 @@ class LookaheadProposer(Proposer[LookaheadState]):
                 )
         self._tuner.record_step(
             requests=len(verified),
-            rows=sum(sum(tree.acceptable) for tree, _ in verified),  # without the window's nodes
+            # Number of draft tokens; nodes of the window cannot be accepted.
+            rows=sum(sum(tree.acceptable) for tree, _ in verified),
             other_tokens=sum(1 + len(path) for _, path in verified) - window_tokens,
             window_tokens=window_tokens,
             costs=costs,
@@ -299,7 +304,11 @@ class LookaheadProposer(Proposer[LookaheadState]):
 
 
 def _window_origin(width: int) -> Origin:
-    """Return the ``TokenTree.origin`` of window nodes, a kind below 0, unlike draft tokens."""
+    """Return the entry of ``TokenTree.origin`` that marks the nodes of a window.
+
+    ``width`` is the number of the window's columns. The kind in the entry is negative, unlike the
+    kinds of draft tokens.
+    """
     return (Lookahead.name, -width)
 
 

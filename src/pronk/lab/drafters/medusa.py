@@ -35,7 +35,7 @@ _DEFAULT_FOLDER = "pronk-tiny-medusa"  # folder in ``models`` of a clone of this
 
 @dataclass
 class MedusaState:
-    """State of one request."""
+    """State of one request: the hidden state that the heads read."""
 
     # Output ``[hidden]`` of the target's last layer, before the final norm.
     hidden: Array | None = None
@@ -45,7 +45,7 @@ class MedusaState:
 @known_keywords
 @dataclass(frozen=True)
 class Medusa(Drafter):
-    """Options of Medusa heads.
+    """Options of Medusa heads, which predict later tokens from the target's last hidden state.
 
     Attributes:
         model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is
@@ -115,7 +115,8 @@ class MedusaProposer(Proposer[MedusaState]):
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        hidden: dict[int, Array] = {}  # by index of the request
+        # Hidden states of requests that may draft, by index in ``contexts``.
+        hidden: dict[int, Array] = {}
         for number, context in enumerate(contexts):
             state = context.state
             is_current = state.position == len(context.tokens) - 2
@@ -148,7 +149,7 @@ class MedusaProposer(Proposer[MedusaState]):
             programs = [decoder.backend.program(rows.shape[1], rows.dtype) for _ in self._sources]
             for head, program in enumerate(programs):
                 self.heads.compile(head, decoder.norm, program)
-            # Set only now, so that an interruption cannot leave a partial list.
+            # Set only when complete, because an interrupt may end the loop above.
             self._programs = programs
         states = [rows.copy() for _ in self._programs]
         for program, state in zip(self._programs, states, strict=True):

@@ -88,7 +88,7 @@ class _HeadsRunner:
 @known_keywords
 @dataclass(frozen=True)
 class MultiToken(Drafter):
-    """Options of multi-token heads.
+    """Options of multi-token heads, which predict later tokens from the output of a target layer.
 
     Attributes:
         model: folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a
@@ -117,7 +117,7 @@ class MultiToken(Drafter):
         object.__setattr__(self, "tree", tree)
 
     def find_default(self, target: Target) -> Path | None:
-        """Return the folder ``heads`` in the target's folder, ``None`` if there is none."""
+        """Return the folder ``heads`` in the target's folder, or ``None`` if it has no drafter."""
         if target.folder is None:
             return None
         folder = target.folder / "heads"

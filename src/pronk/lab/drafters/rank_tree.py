@@ -197,7 +197,7 @@ def _build_tree(
         kind = rates.confidence_kind(prob)
         gain = trie.gains[parent] * rates.rate(kind, depth + 1)
         nodes[path] = trie.add(parent, token, gain, (rates.label, kind))
-    # Not ``trie.tree``: the nodes stay in the order of ``paths``.
+    # ``trie.tree`` would sort children by gain; here the nodes stay in the order of ``paths``.
     return TokenTree(
         tuple(trie.tokens), tuple(trie.parents), gain=tuple(trie.gains), origin=tuple(trie.origins)
     )

@@ -47,7 +47,7 @@ _PRIORS_BY_KIND = dict(enumerate(prior for row in _PRIORS for prior in row))
 @known_keywords
 @dataclass(frozen=True)
 class Retrieval(Drafter):
-    """Options of retrieval.
+    """Options of retrieval, which drafts frequent continuations from a datastore.
 
     Attributes:
         datastore: folder written by ``pronk datastore build``; ``None`` is the datastore of

@@ -85,7 +85,10 @@ class _TreeSearch:
         return cached_node
 
     def advance(self) -> None:
-        """Add the likeliest candidates to the tree until it is full, or one must be computed."""
+        """Add the likeliest candidates to the tree.
+
+        Stop when the tree is full, or when the draft model must compute the added node first.
+        """
         while self.pending is not None and self._is_computed(self.pending):
             self._push_children(self.pending)
             self.pending = None
@@ -114,10 +117,12 @@ class _TreeSearch:
         return self.trie.tree(self.max_nodes)
 
     def estimate(self) -> tuple[list[float], list[float]]:
-        """Return the gains of the draft tokens if growth ends now, and of those to extend.
+        """Return two lists of gains, from which :meth:`StagedProposer._pays` decides.
 
-        The second are those of the pending node and of the likeliest candidates, the largest first:
-        the next passes give them children.
+        The gain of a node is the probability that the target accepts all draft tokens on its path.
+        The first list has the gains of all draft tokens if growth ends now. The second has those of
+        the nodes that the next forward passes can give children, the largest first: the pending
+        node and the likeliest candidates.
         """
         likeliest = self._frontier.peek(self.max_nodes + 1 - len(self.trie))
         gains = [self._gain(parent, prob) for parent, _, prob in likeliest]
@@ -126,7 +131,10 @@ class _TreeSearch:
         return [*self.trie.gains[1:], *gains], extendable
 
     def _gain(self, parent: int, prob: float) -> float:
-        """Return the gain of a child of ``parent``, from its token's draft probability ``prob``."""
+        """Return the gain of a child of ``parent``: the probability that its path is accepted.
+
+        ``prob`` is the draft model's probability of the child's token.
+        """
         kind = self.rates.confidence_kind(prob)
         return self.trie.gains[parent] * self.rates.rate(kind, self.trie.depths[parent] + 1)
 
@@ -166,7 +174,7 @@ class _TreeSearch:
 @known_keywords
 @dataclass(frozen=True)
 class Staged(Composite):
-    """Options of staged decoding.
+    """Options of staged decoding: a draft model grows a tree, which a smaller drafter speeds up.
 
     Attributes:
         parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft
@@ -293,7 +301,11 @@ class StagedProposer(Proposer[States]):
                     cached_nodes.append(search.add_cached_node(parent, tree.tokens[node]))
 
     def _pays(self, search: _TreeSearch) -> bool:
-        """Return whether another forward pass of the draft model is worth its seconds."""
+        """Return whether another forward pass of the draft model pays.
+
+        It pays if the additional draft tokens are expected to save more time than the pass takes;
+        the step's draft plan estimates both.
+        """
         plan = search.context.plan
         gains, extendable = search.estimate()
         rate = search.context.acceptance.rates(self.model.chain_label).mean(DEFAULT_RATE)

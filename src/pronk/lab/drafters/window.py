@@ -28,7 +28,8 @@ class NgramPool:
     def add(self, gram: Sequence[int], *, from_window: bool = False) -> None:
         """Add an n-gram, or make it the latest of the pool again.
 
-        ``from_window`` is False if the n-gram occurs in the text.
+        ``from_window`` is True if a window of target outputs produced the n-gram, and False if the
+        n-gram occurs in the request's text.
         """
         first = gram[0]
         rest = tuple(gram[1:])
@@ -55,7 +56,7 @@ class NgramPool:
 
 @dataclass(frozen=True)
 class WindowShape:
-    """The sizes W, N and G of lookahead decoding."""
+    """Sizes of lookahead decoding: W columns, n-grams of N tokens, at most G candidates."""
 
     window: int  # W: number of columns of the window; 0: no window
     ngram: int  # N: number of tokens of an n-gram
@@ -69,19 +70,24 @@ class WindowShape:
 
 @dataclass(frozen=True)
 class Window:
-    """Outputs of the target for the positions after the root.
+    """Table of the target's outputs in the last forward passes, for positions after the text's end.
 
-    Each row is from one forward pass; the oldest row comes first.
+    Each row is from one forward pass; the oldest row comes first. The *root* is the last token of
+    the text.
     """
 
-    position: int  # position in the text (from 0) of the root, the last token
+    position: int  # position of the root in the text, from 0
     # ``rows[r][j]`` is the token for text position ``position + r + j``; ``rows[0][0]`` is the
     # root.
     rows: tuple[tuple[int, ...], ...]
 
     @classmethod
     def filled(cls, position: int, root: int, shape: WindowShape, prompt: Sequence[int]) -> Window:
-        """Return a window of N - 1 rows of scattered tokens of the prompt (algorithm 2, line 4)."""
+        """Return a window of N - 1 rows that begins with ``root``, at ``position`` in the text.
+
+        The target has no outputs yet: all other cells are tokens from different places of the
+        prompt (Fu et al. 2024, algorithm 2, line 4).
+        """
         width = shape.window
         num_cells = width * (shape.ngram - 1)
         cells = [initial_draft_token(prompt, position + cell) for cell in range(num_cells)]
@@ -96,7 +102,8 @@ class Window:
 
         The window has the size ``shape``. Cells without an output get tokens of the prompt.
         """
-        rows = self.rows[-(shape.ngram - 1) :]  # with the latest outputs there may be N rows
+        # The last N - 1 rows; there are N after the latest outputs were added.
+        rows = self.rows[-(shape.ngram - 1) :]
         # ``shifted_rows[r][column]`` and ``self.rows[r + num_dropped][column + shift]`` are for the
         # same text position.
         num_dropped = len(self.rows) - len(rows)
@@ -114,7 +121,10 @@ class Window:
         return Window(position, tuple(tuple(row) for row in shifted_rows))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of the nodes below the root, row by row; 0 is the root."""
+        """Return the tokens and the parents of the nodes below the root, row by row.
+
+        A parent is the number of a node in this order, from 1; 0 is the root.
+        """
         width = len(self.rows[0])
         tokens = list(self.rows[0][1:])
         parents = list(range(width - 1))
@@ -125,7 +135,11 @@ class Window:
         return tokens, parents
 
     def attach_to(self, candidates: TokenTree, window_origin: Origin) -> TokenTree:
-        """Return ``candidates`` plus the window's nodes, which are computed but never accepted."""
+        """Return the tree ``candidates`` with the window's nodes added.
+
+        The forward pass computes the window's nodes for their outputs, but never accepts them as
+        tokens of the text. ``window_origin`` marks them in ``TokenTree.origin``.
+        """
         tokens, parents = self.tree()
         acceptable = (True, *(False,) * len(tokens))
         origin = (("", 0), *(window_origin,) * len(tokens))
@@ -178,7 +192,7 @@ class WindowTuner:
     sums: Counter[str] = field(default_factory=Counter)
 
     def shape(self) -> WindowShape:
-        """Return the current size."""
+        """Return the sizes W, N and G that are in use now."""
         return WINDOW_SIZES[self.index]
 
     def record_step(
@@ -213,7 +227,7 @@ class WindowTuner:
         index = self.index
         throughput = self._tokens_per_second(index, costs, window_tokens)
         larger = index + 1
-        expected = 0.0  # throughput with the larger size
+        expected = 0.0  # tokens per second with the next larger window; 0 if none is larger
         if larger < len(WINDOW_SIZES):
             expected = self._tokens_per_second(larger, costs, 2.0 * window_tokens)
         if throughput < self._tokens_per_second(0, costs):

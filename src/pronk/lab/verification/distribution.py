@@ -25,8 +25,8 @@ from pronk.serving import Request
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
 NUM_TESTED_TOKENS = 3  # length of a string in tokens
-# Number of likeliest tokens per position that cells distinguish. There are 15 cells: 1 + 2 + 4 end
-# with OTHER, and 8 have 3 letters.
+# Number of letters at a position: the likeliest tokens, which cells tell apart. All other tokens
+# are OTHER. There are 15 cells (see ExactDistribution): 1 + 2 + 4 end with OTHER, 8 have 3 letters.
 LETTERS = 2
 OTHER = -1  # last element of a cell: any token but the two likeliest, with any tokens after it
 
@@ -49,8 +49,8 @@ class ExactDistribution:
     """
 
     prompt: NamedPrompt
-    cells: dict[Cell, float]  # probability of each cell
-    # Tokens that may follow each prefix of letters (0 to 2 tokens).
+    cells: dict[Cell, float]  # probability of each cell, a set of strings
+    # For each prefix of 0 to 2 letters: the tokens that DRAW can sample after it.
     possible: dict[Cell, frozenset[int]]
     # How well strings reveal a wrong temperature: the expected variance of the scaled logits,
     # summed over positions. This is the Fisher information about the inverse temperature, 0 for a
@@ -141,7 +141,9 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
 # Tokens per drawn string: one more than the tested tokens, because a request's last token is never
 # a draft token.
 NUM_DRAWN_TOKENS = NUM_TESTED_TOKENS + 1
-_STRINGS_PER_HOLDER = 240  # strings whose requests share the KV blocks of one `holder` request
+# Number of strings in a batch of draw(). Their requests share the KV blocks of the prompt with one
+# more request, which runs as long as the batch and so keeps the blocks.
+_STRINGS_PER_HOLDER = 240
 
 # Minimum expected count of a cell; with fewer, the chi-square approximation is poor (Cochran 1954).
 MIN_EXPECTED = 5.0
@@ -258,9 +260,10 @@ def merge_small(
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """Return Pearson's chi-square statistic ``Σ (observed - expected)² / expected``, and freedom.
+    """Return Pearson's chi-square statistic and its degrees of freedom.
 
-    The degrees of freedom are the number of cells - 1. Expected counts must be above 0.
+    The statistic is ``Σ (observed - expected)² / expected``, the degrees of freedom are the number
+    of cells - 1. Expected counts must be above 0.
     """
     statistic = sum(
         (count - mean) ** 2 / mean for count, mean in zip(observed, expected, strict=True)

@@ -69,7 +69,7 @@ class Divergence:
     """
 
     prompt: str
-    mode: str  # key of MODES, such as "greedy"
+    mode: str  # decoding mode, a key of MODES such as "greedy"
     batch: bool
     position: int  # index of the first differing token among the generated ones
     what: str
@@ -141,7 +141,7 @@ class GeneratedText:
     """One generated text, and how it was generated."""
 
     prompt: NamedPrompt
-    mode: str  # key of :data:`MODES`
+    mode: str  # decoding mode, a key of :data:`MODES` such as "greedy"
     batch: bool  # whether the text was generated in a batch
     params: SamplingParams
     completion: Completion
@@ -174,7 +174,7 @@ class Equality:
         counts = {"near_ties": self.near_ties, "defects": len(self.divergences) - self.near_ties}
         values = asdict(self)
         values["divergences"] = [asdict(divergence) for divergence in self.divergences]
-        del values["exact"]  # the report has it for all drafters
+        del values["exact"]  # the report has it once for all drafters
         return {"failed": self.failed} | counts | values
 
 

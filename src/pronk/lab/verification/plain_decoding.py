@@ -22,7 +22,7 @@ from pronk.serving import Request
 class LogitsRecorder(Sampler):
     """A sampler that records the target's logits of its latest choice."""
 
-    logits: NDArray[np.float32]  # ``[vocab]``
+    logits: NDArray[np.float32]  # float32 ``[vocab]``, of the latest choice
 
     def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""
@@ -46,10 +46,11 @@ class LogitsRecorder(Sampler):
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[LogitsRecorder]:
-    """Return, for each output, the sampler that chooses the next token, and the token's logits.
+    """Return samplers with the target's logits after each of several texts.
 
-    ``outputs`` are the token ids of texts generated after ``prompt``; ``params`` are the sampling
-    options.
+    ``outputs`` has the token ids of each text generated after ``prompt``, and ``params`` the
+    sampling options. The sampler of a text is in the state after the text; its attribute ``logits``
+    has the logits of the next token.
     """
     plain = llm.get_proposer("autoregressive")
 

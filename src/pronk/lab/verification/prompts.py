@@ -73,9 +73,10 @@ class ProgressMeter:
             self.callback(self.label, self.done, self.total)
 
     def batch_callback(self, tokens: int) -> Callable[[int, int], None]:
-        """Return the progress callback ``(finished, total)`` of a batch of requests.
+        """Return a progress callback for a batch of requests, which advances this meter.
 
-        Each request has at most ``tokens`` tokens.
+        The callback takes the numbers of finished requests and of all requests. A finished request
+        counts as ``tokens`` tokens, the maximum per request.
         """
         done_before = self.done
         return lambda finished, _total: self.add(done_before + finished * tokens - self.done)

@@ -18,7 +18,11 @@ LogProbs = dict[int, float]  # token id to log-probability, at one position
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Result of comparing the log-probabilities of a drafter's texts with a :class:`TextScorer`."""
+    """Result of comparing log-probabilities of a drafter's texts with those of a scorer.
+
+    The drafter's texts report log-probabilities of their tokens as they are generated. A
+    :class:`TextScorer` computes them again, without draft tokens.
+    """
 
     # Largest allowed difference of a log-probability; 0 if the kernels' logits are bit-identical.
     tolerance: float
@@ -70,7 +74,7 @@ class TextScorer:
         return cls(llm, 2 * rounding(llm, max(magnitudes)))
 
     def can_score(self, length: int) -> bool:
-        """Return whether a prefill of ``length`` tokens has the positions of decoding.
+        """Return whether a prefill of ``length`` tokens has the rotary embeddings of decoding.
 
         Dynamic RoPE changes its rotations with the length of the text beyond the original context.
         """

@@ -28,6 +28,8 @@ from pronk.lab.verification.prompts import (
 from pronk.lab.verification.rescoring import Rescoring, TextScorer, rescore
 from pronk.serving import Rule
 
+# Verdict on a check: "vacuous" if the check passed without any accepted draft token, and "skipped"
+# if it has not run.
 Verdict = Literal["passed", "failed", "vacuous", "skipped"]
 
 # Maximum probability that a correct sampler fails a verification. Each of the n tests of a
@@ -85,7 +87,7 @@ class DrafterReport:
         }
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdicts by name of the check."""
+        """Return the verdict on each check, by the name of the check."""
         return {name: self._verdict(check) for name, check in self._checks.items()}
 
     def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
@@ -234,7 +236,7 @@ def verify_steps(
     exact = choose_extended(llm, fitting[:_NUM_CANDIDATES]) if settings.samples else None
     scorer = TextScorer.make(llm, fitting)
     threshold = _SIGNIFICANCE / len(proposers)
-    reference: dict[str, list[GeneratedText]] = {}  # texts of plain decoding, by mode
+    reference: dict[str, list[GeneratedText]] = {}  # texts of plain decoding, by decoding mode
     finished: tuple[DrafterReport, ...] = ()
     for name, proposer in zip(names, proposers, strict=True):
         equality = Equality(llm.exact)
@@ -259,9 +261,9 @@ def verify_steps(
 def fitting_drafters(
     llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled"
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the drafters that run on the model without options, and the reasons of the others.
+    """Return the names of drafters that run on the model without options, and why others fail.
 
-    The drafters are names; the reasons are error messages, by name.
+    The second value is the error message of each drafter that does not run, by its name.
     """
     fitting = list[str]()
     reasons = dict[str, str]()
@@ -278,7 +280,7 @@ def fitting_drafters(
 def _get_proposer(
     llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule
 ) -> Proposer[Any]:
-    """Return the drafter's proposer after a trial of four tokens.
+    """Return the drafter's proposer, after it has helped to generate four tokens as a trial.
 
     Raises OptionError if the drafter fails in the trial.
     """

@@ -1,7 +1,7 @@
 """The families of models, one module for each: adding a family is adding a module.
 
-A module has a tuple ``FAMILIES`` of :class:`~pronk.models.family.Family`. This package finds its
-modules by itself.
+A module has a tuple ``FAMILIES`` of :class:`~pronk.models.family.Family`. This package imports
+every module in its folder, so a new one needs no registration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pronk.models.config_reader import UNSUPPORTED_KEYS, ConfigReader
 from pronk.models.family import Family, GgufArchitecture, RefusedFamily
 from pronk.models.gguf_config import parse_architecture
 
-# Keys of a multimodal model that its ``text_config`` may lack.
+# Keys that the ``text_config`` of a multimodal model may leave to the config of the whole model.
 _SHARED_KEYS = (
     "bos_token_id",
     "eos_token_id",
@@ -37,9 +37,10 @@ Architecture = tuple[Family, GgufArchitecture]
 
 
 def index_model_types(families: Sequence[AnyFamily]) -> dict[str, AnyFamily]:
-    """Return families by ``model_type``: their own, and those of multimodal models.
+    """Return families by the values of ``model_type`` in ``config.json`` that select them.
 
-    A ValueError is raised for a name that two families claim.
+    The values are a family's own and, for multimodal models, that of the whole model. Raise a
+    ValueError if two families claim the same one.
     """
     own = [(family.model_type, family) for family in families]
     supported = [family for family in families if isinstance(family, Family)]
@@ -48,9 +49,10 @@ def index_model_types(families: Sequence[AnyFamily]) -> dict[str, AnyFamily]:
 
 
 def index_architectures(families: Sequence[AnyFamily]) -> dict[str, Architecture]:
-    """Return architectures of GGUF files by name, each with the family that has it.
+    """Return pairs of family and GGUF architecture, by the architecture's name.
 
-    A ValueError is raised for a name that two families claim.
+    The name is the value of ``general.architecture``. Raise a ValueError if two families claim the
+    same one.
     """
     supported = [family for family in families if isinstance(family, Family)]
     pairs = [(family, architecture) for family in supported for architecture in family.gguf]
@@ -81,7 +83,7 @@ SUPPORTED = sorted(name for name, each in _BY_MODEL_TYPE.items() if isinstance(e
 
 
 def get_family(model_type: object) -> Family:
-    """Return the family of a config; a ConfigError is raised if it is not supported."""
+    """Return the family with a ``model_type``; raise a ConfigError if pronk does not support it."""
     family = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
     where = f"config.json has model_type {model_type!r}"
     if isinstance(family, RefusedFamily):
@@ -95,7 +97,7 @@ def get_family(model_type: object) -> Family:
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Parse a ``config.json`` document; raise a ConfigError if it is invalid or not supported.
 
-    The result is for the longest context, see :meth:`ModelConfig.for_context`.
+    The config is for the longest context of the model; :meth:`ModelConfig.for_context` shortens it.
     """
     raw = _text_config(raw)
     family = get_family(raw.get("model_type"))
@@ -117,9 +119,10 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of a multimodal model's language model; return other configs as they are.
+    """Return the part of a config that describes the language model, for a multimodal model.
 
-    Keys that it lacks are those of the whole model.
+    Keys that this part lacks are taken from the config of the whole model. The config of another
+    model is returned as it is.
     """
     model_type = raw.get("model_type")
     family = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
@@ -135,7 +138,7 @@ def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def get_architecture(checkpoint: GgufCheckpoint) -> Architecture:
-    """Return the family and the architecture of a GGUF file.
+    """Return the family and the architecture of the model in a GGUF file.
 
     A ConfigError is raised if the architecture is not supported.
     """
@@ -150,7 +153,7 @@ def get_architecture(checkpoint: GgufCheckpoint) -> Architecture:
 def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
     """Return the configuration of the model in a GGUF file.
 
-    ``dtype`` is bfloat16 for quantized weights.
+    The field ``dtype`` is bfloat16 if the weights are quantized.
 
     Raises:
         ConfigError: the architecture or a value is not supported, or a value is missing or wrong.

@@ -1,7 +1,8 @@
 """Gemma 2, and the language model of Gemma 3.
 
-Norms of inputs and of outputs of each branch, scaled embeddings, and a GELU; Gemma 2 also caps
-scores and logits. The weights of norms are stored as ``weight - 1``, in GGUF files as ``weight``.
+Each attention and each MLP has a norm before and after it; embeddings are scaled, and the MLPs use
+GELU. Gemma 2 also caps attention scores and logits. Checkpoints store ``weight - 1`` of each norm,
+and GGUF files ``weight``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def _parse_gemma(
     return llama_like(
         keys,
         windows=windows,
-        context=keys.integer("max_position_embeddings"),  # the length after scaling
+        # already includes the scaling of the rotary embedding
+        context=keys.integer("max_position_embeddings"),
         norm_places="both",
         norm_offset=1.0,
         activation=keys.activation("hidden_activation", "gelu_pytorch_tanh"),
@@ -42,7 +44,10 @@ def _parse_gemma2(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_gemma3(keys: ConfigReader) -> ModelConfig:
-    """Parse Gemma 3: layers with a window rotate by a base of their own, without scaling."""
+    """Parse Gemma 3, whose layers with a sliding window have a rotary embedding of their own.
+
+    It has the base ``rope_local_base_freq`` and no scaling.
+    """
     windows = keys.periodic_windows(keys.integer("sliding_window_pattern"))
     theta = keys.number("rope_theta", 1e6)
     sliding_theta = keys.number("rope_local_base_freq", 1e4)
@@ -57,10 +62,11 @@ def _parse_gguf(
     period: int,
     whole_model: int,
 ) -> ModelConfig:
-    """Return a Gemma, whose layers have a sliding window, but each ``period``-th.
+    """Return the config of a Gemma; every ``period``-th layer has full attention, others a window.
 
-    The files lack the attention scale: as in llama.cpp, the largest model, of ``whole_model``
-    layers, has another one.
+    GGUF files lack the attention scale. As in llama.cpp, the largest model of the family, which has
+    ``whole_model`` layers, divides by the square root of ``hidden_size / num_heads``, and smaller
+    ones by that of ``head_dim``.
     """
     is_largest = config.num_layers == whole_model
     scaled_size = config.hidden_size / config.num_heads if is_largest else config.head_dim
@@ -91,7 +97,8 @@ def _parse_gemma3_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
         qk_norm=True,
         layer_ropes=ropes,
         logits_cap=keys.optional_number("final_logit_softcapping"),
-        context=keys.integer("context_length"),  # the length after scaling
+        # already includes the scaling of the rotary embedding
+        context=keys.integer("context_length"),
     )
 
 

@@ -1,4 +1,4 @@
-"""GPT-2: LayerNorm, learned positions, and an MLP without a gate."""
+"""GPT-2: LayerNorm, learned position embeddings, and an MLP without a gate."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ def _parse(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return a gpt-oss; its files lack YaRN's key ``truncate``, which is false in these models."""
+    """Return the config of a gpt-oss.
+
+    Its GGUF files lack the key ``truncate`` of YaRN, which is false in these models.
+    """
     return replace(
         config,
         rope=config.rope and replace(config.rope, truncate=False),

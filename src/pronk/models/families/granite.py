@@ -1,4 +1,7 @@
-"""Granite 3 and 4: factors of embeddings, branches, scores and logits; some with experts."""
+"""Granite 3 and 4: constant factors scale embeddings, branches, attention scores and logits.
+
+Some models have mixtures of experts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from pronk.models.gguf_reader import GgufReader
 
 
 def parse_granite(keys: ConfigReader, windows: tuple[int | None, ...] | None = None) -> ModelConfig:
-    """Parse the keys of Granite; ``windows`` are by default those of full attention."""
+    """Parse the keys of Granite; without ``windows``, all layers have full attention."""
     return replace(
         parse_llama(keys, windows),
         attention_scale=keys.number("attention_multiplier", 1.0),
@@ -36,7 +39,10 @@ def _parse_moe(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_hybrid(keys: ConfigReader) -> ModelConfig:
-    """Parse Granite 4.0 without experts and Mamba layers: a Granite under another name."""
+    """Parse a Granite 4.0 of the hybrid family that has neither experts nor Mamba layers.
+
+    Such a model computes as a Granite 3; only keys have other names.
+    """
     num_layers = keys.layers("num_hidden_layers")
     kinds = keys.get("layer_types", [])
     attends = ("attention", "full_attention")
@@ -55,7 +61,10 @@ def _parse_hybrid(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return a Granite; files of the hybrid family's dense models have unused keys of Mamba."""
+    """Return the config of a Granite.
+
+    GGUF files of the hybrid family's dense models have keys of Mamba layers, which are ignored.
+    """
     keys.used.add("ssm.conv_kernel")
     if keys.get("rope.scaling.finetuned") is False:
         key = keys.label("rope.scaling.finetuned")

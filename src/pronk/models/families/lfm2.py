@@ -1,4 +1,4 @@
-"""LFM2 and LFM2.5: gated short convolutions in place of attention in most layers."""
+"""LFM2 and LFM2.5: most layers have a gated short convolution in place of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pronk.models.gguf_reader import GgufReader
 
 
 def _parse(keys: ConfigReader) -> ModelConfig:
-    """Parse LFM2 and LFM2.5; early configs have other names for some keys."""
+    """Parse LFM2 and LFM2.5; in early configs, some keys have other names."""
     num_layers = keys.layers("num_hidden_layers")
     attends = keys.list_of("full_attn_idxs", int, range(num_layers))
     implied = ["full_attention" if layer in attends else "conv" for layer in range(num_layers)]
@@ -36,7 +36,12 @@ def _parse(keys: ConfigReader) -> ModelConfig:
 
 
 def _intermediate_size(keys: ConfigReader) -> int:
-    """Return the width of the MLP: that of the keys, or two thirds of it, times a factor."""
+    """Return the intermediate size of the MLPs: the number in the config, usually adjusted.
+
+    Unless ``block_auto_adjust_ff_dim`` is false, the number is multiplied by 2/3. If
+    ``block_ffn_dim_multiplier`` is set, it is also multiplied by this factor and then rounded up to
+    a multiple of ``block_multiple_of``.
+    """
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size"))
     if not keys.flag("block_auto_adjust_ff_dim", default=True):
         return width
@@ -49,7 +54,7 @@ def _intermediate_size(keys: ConfigReader) -> int:
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return an LFM2, whose layers without key/value heads have a short convolution."""
+    """Return the config of an LFM2; a layer with 0 key/value heads has a short convolution."""
     counts = keys.per_layer("attention.head_count_kv", config.num_layers)
     layers = tuple(count == 0 for count in counts)
     taps = keys.integer("shortconv.l_cache", maximum=MAX_TAPS)
@@ -69,7 +74,7 @@ FAMILIES = (
                 "q_norm": ("self_attn.q_layernorm",),
                 "k_norm": ("self_attn.k_layernorm",),
                 "out": ("self_attn.out_proj",),
-                # The projection and the weights of a short convolution.
+                # Tensors of a short convolution: its input projection, and its weights over tokens.
                 "gates": ("conv.in_proj",),
                 "filter": ("conv.conv",),
                 "convolution_out": ("conv.out_proj",),

@@ -11,7 +11,7 @@ from pronk.models.gguf_reader import GgufReader
 
 
 def parse_llama(keys: ConfigReader, windows: tuple[int | None, ...] | None = None) -> ModelConfig:
-    """Parse the keys of Llama; ``windows`` are by default those of full attention."""
+    """Parse the keys of Llama; without ``windows``, all layers have full attention."""
     windows = keys.windows(None) if windows is None else windows
     return llama_like(
         keys,
@@ -22,7 +22,11 @@ def parse_llama(keys: ConfigReader, windows: tuple[int | None, ...] | None = Non
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return a Llama or Mistral; or a Mixtral, whose files have the same architecture."""
+    """Return the config of a Llama, Mistral or Mixtral.
+
+    In GGUF files these have the same architecture, ``llama``; a Mixtral is recognized by its
+    experts.
+    """
     return replace(config, mixture=keys.mixture(config.num_layers))
 
 

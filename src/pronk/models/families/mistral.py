@@ -37,7 +37,10 @@ def _parse_mixtral(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_ministral3(keys: ConfigReader) -> ModelConfig:
-    """Parse Ministral 3: the keys of its query scaling are among those of the rotary embedding."""
+    """Parse Ministral 3, whose queries grow with the position in long texts.
+
+    The keys of this growth are in ``rope_parameters``.
+    """
     rope = dict(keys.mapping("rope_parameters"))
     growth = rope.pop("llama_4_scaling_beta", None)
     rope.pop("max_position_embeddings", None)
@@ -50,10 +53,12 @@ def _parse_ministral3(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_mistral3_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return a Ministral 3 or Mistral Small 3.
+    """Return the config of a Ministral 3 or Mistral Small 3.
 
-    Cosines have a factor of their own, and queries may grow. ``mscale_all_dim`` is in the file;
-    ``mscale`` is taken to be 1.
+    With YaRN, the cosines and sines of the rotary embedding are multiplied by a factor
+    (:func:`~pronk.checkpoint.rope.yarn_scale`). It depends on ``mscale``, which the file lacks and
+    which is taken to be 1, and on ``mscale_all_dim``, which the file has. Queries grow with the
+    position if the file has ``attention.temperature_scale``.
     """
     rope = config.rope
     growth = keys.optional_number("attention.temperature_scale")

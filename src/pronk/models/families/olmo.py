@@ -1,6 +1,7 @@
-"""OLMo 2 and 3: norms of the branches' outputs only, and norms over all query and all key heads.
+"""OLMo 2 and 3: attention and MLP have a norm after them and none before them.
 
-GGUF files of OLMo 3 have the architecture ``olmo2``.
+Queries have one norm over all heads together, and so do keys. GGUF files of OLMo 3 have the
+architecture ``olmo2``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def _parse_olmo2(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_olmo3(keys: ConfigReader) -> ModelConfig:
-    """Parse OLMo 3: three of four layers have a window, and do not scale the rotations."""
+    """Parse OLMo 3, whose layers have a sliding window, except for every fourth.
+
+    The scaling of the rotary embedding applies to every fourth layer only.
+    """
     windows = keys.periodic_windows(4)
     theta = keys.number("rope_theta", 500000.0)
     return llama_like(
@@ -36,7 +40,7 @@ def _parse_olmo3(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return an OLMo 2; or, if layers have a window, an OLMo 3."""
+    """Return the config of an OLMo 3 if the file has sliding windows, else that of an OLMo 2."""
     config = replace(config, norm_places="output", qk_norm=True, whole_qk_norm=True)
     windows = keys.windows(config.num_layers, 4)
     if config.rope is None or all(window is None for window in windows):

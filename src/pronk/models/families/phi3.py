@@ -1,4 +1,7 @@
-"""Phi-3 and Phi-4: fused matrices, a part of each head is rotated, ``longrope``."""
+"""Phi-3 and Phi-4: q, k and v are one matrix, as are gate and up, and a part of each head rotates.
+
+Long contexts use the rotary embedding ``longrope``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from pronk.models.gguf_reader import GgufReader
 
 
 def _parse(keys: ConfigReader) -> ModelConfig:
-    """Parse Phi-3 and Phi-4; early configs have other names for *longrope*."""
+    """Parse Phi-3 and Phi-4; early configs call *longrope* ``su`` or ``yarn``."""
     for key in ("rope_scaling", "rope_parameters"):
         scaling = keys.get(key)
         if isinstance(scaling, Mapping):
@@ -30,7 +33,8 @@ def _parse(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    every_layer = config.num_layers + 1  # a period that no layer reaches
+    # a period beyond the last layer: all layers have the window of the file
+    every_layer = config.num_layers + 1
     return replace(config, windows=keys.windows(config.num_layers, every_layer))
 
 

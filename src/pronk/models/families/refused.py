@@ -1,6 +1,6 @@
-"""Families that are refused by name, with the reason and a family to use instead.
+"""Families that pronk refuses by name, with the reason and a family to use instead.
 
-A family that becomes supported is removed here.
+A config of another unknown family gets a general error.
 """
 
 from __future__ import annotations

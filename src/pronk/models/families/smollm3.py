@@ -14,7 +14,10 @@ from pronk.models.gguf_reader import GgufReader
 
 
 def _parse(keys: ConfigReader) -> ModelConfig:
-    """Parse SmolLM3: layers with a 0 in ``no_rope_layers`` do not rotate; by default every 4th."""
+    """Parse SmolLM3: a layer does not rotate if its element of ``no_rope_layers`` is 0.
+
+    Without that key, every 4th layer does not rotate, or every ``no_rope_layer_interval``-th.
+    """
     config = parse_llama(keys, qwen_windows(keys))
     period = keys.integer("no_rope_layer_interval", 4)
     implied = [(layer + 1) % period for layer in range(config.num_layers)]
@@ -26,9 +29,9 @@ def _parse(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_gguf(_: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return a SmolLM3, of which every fourth layer does not rotate, as in llama.cpp.
+    """Return the config of a SmolLM3; as in llama.cpp, every fourth layer does not rotate.
 
-    The files do not say which layers.
+    GGUF files do not say which layers rotate.
     """
     ropes = (config.rope if (layer + 1) % 4 else None for layer in range(config.num_layers))
     return replace(config, layer_ropes=tuple(ropes))

@@ -123,7 +123,7 @@ def _run_in_process(
 
     from pronk.server.batch import batch_service, run_batch
 
-    # Twice the batch: as requests end, waiting ones take their places.
+    # Twice the engine's batch size, so that a waiting request can start as soon as another ends.
     max_concurrent = 2 * llm.engine.scheduler.max_batch
 
     async def main() -> int:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _MEMORY_FRACTION = 0.75  # fraction of the machine's memory that several models may use by default
-_ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
-# Modules of the extra ``serve``.
+_ASSUMED_MEMORY = 8 << 30  # bytes; the machine's memory if the operating system does not report it
+# Modules that ``pip install pronk[serve]`` installs.
 SERVER_MODULES = ("fastapi", "uvicorn", "prometheus_client")
 
 _models = panel("Models")
@@ -327,7 +327,7 @@ def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
 def _print_address(screen: "TerminalOutput", pool: "ModelPool", host: str, port: int) -> None:
     settings = pool.settings
     names = ", ".join(model.name for model in pool.models)
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - the address of all interfaces is none to open
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - browsers cannot open the address of all interfaces
         host = "localhost"
     if ":" in host:
         host = f"[{host}]"

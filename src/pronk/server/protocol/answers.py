@@ -11,22 +11,24 @@ from pronk import Completion, Piece
 from pronk.text import MAX_CALLS, AnswerReader, CallPart, Thought, Tokenizer, spell
 
 BlockKind = Literal["thought", "text", "call"]
-# Log-probabilities at one position by token id; the first id is that of the text's token.
+# Log-probabilities at one position of a text, by token id. The first id is that of the token in the
+# text; the others are the alternatives that the request asks for.
 Report = Mapping[int, float]
 
 
 @dataclass
 class Block:
-    """Block of an answer: consecutive thoughts, consecutive text, or one call.
+    """One part of an answer: a run of thoughts, a run of text, or one tool call.
 
-    The content of a call is its arguments as JSON text.
+    The content of a tool call is its arguments as JSON text.
     """
 
     kind: BlockKind
-    number: int  # number of the block within the answer
-    call: CallPart | None = None  # first part of the call: its number, id and name
-    parts: list[str] = field(default_factory=list)
-    # Reports of the tokens of a text, if log-probabilities are requested.
+    number: int  # number of the block within the answer, from 0
+    call: CallPart | None = None  # number, id and name of a tool call; otherwise ``None``
+    parts: list[str] = field(default_factory=list)  # the content in the order of its arrival
+    # Log-probabilities at each token of a block of text, each like Report; empty unless the request
+    # asks for them.
     logprobs: list[dict[int, float]] = field(default_factory=list)
 
     @property
@@ -36,7 +38,7 @@ class Block:
 
 
 class Delta(NamedTuple):
-    """New content of a block, for a stream."""
+    """Content that new tokens add to a block of the answer, for a chunk or event of a stream."""
 
     block: Block
     content: str
@@ -52,7 +54,7 @@ class AnswerParser:
     (:class:`~pronk.text.chat.answers.RepeatedCalls`).
 
     Args:
-        reader: parser of the answer's text.
+        reader: splits the answer's text into thoughts, text and parts of calls.
         allows_text: if False, the answer must be a call. Any text is then part of an incomplete
             call, and is dropped.
         text_only: whether the answer is only text, so that its block exists from the beginning.
@@ -67,14 +69,17 @@ class AnswerParser:
         self.num_thought_tokens = 0
         # Names and arguments of the calls that were not dropped.
         self._calls = list[tuple[str | None, str]]()
-        # The call being read, up to its last token, while it is held back.
+        # The tool call that is held back, with the arguments read so far; ``None``: no call is.
         self._held: CallPart | None = None
         self._in_call = False  # whether the last block is the call being read
-        # Whether the answer ended within a call that began like an earlier one.
+        # Whether the answer ended within a call that began like an earlier one, and was dropped.
         self._is_repeating = False
 
     def parse(self, pieces: Sequence[Piece]) -> list[Delta]:
-        """Parse the next tokens of the answer; return the new content of its blocks, joined."""
+        """Parse the next tokens of the answer; return what they add to its blocks.
+
+        Consecutive content of the same block is one delta.
+        """
         deltas: list[Delta] = []
         for piece in pieces:
             was_in_thought = self._reader.in_thought
@@ -92,17 +97,24 @@ class AnswerParser:
         return deltas
 
     def content(self, kind: BlockKind) -> str:
-        """Return the content of all blocks of a kind."""
+        """Return the content of all blocks of a kind, joined to one text."""
         return "".join(block.content for block in self.blocks if block.kind == kind)
 
     def ends_with_call(self, done: Completion) -> bool:
-        """Return whether the answer ended with complete calls."""
+        """Return whether the answer has tool calls and ended after a complete one.
+
+        The reply then says that the answer ended for its tool calls, so that the client runs the
+        tools. ``done`` is the finished sample.
+        """
         if not any(block.call for block in self.blocks):
             return False
         return self._is_repeating or (done.finish_reason == "stop" and not self._reader.in_call)
 
     def _take(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
-        """Add a part of the answer, or hold it back."""
+        """Add a part of the answer to its blocks and to ``deltas``.
+
+        A part of a tool call is held back while the call may have to be dropped.
+        """
         if not isinstance(part, CallPart):
             self._end_call(deltas)
             self._add(part, deltas)
@@ -117,14 +129,18 @@ class AnswerParser:
             self._release(self._held, deltas)
 
     def _may_be_dropped(self, call: CallPart) -> bool:
-        """Return whether a call is one too many, or begins like an earlier one."""
+        """Return whether a call exceeds ``MAX_CALLS``, or an earlier call begins like it."""
         if len(self._calls) >= MAX_CALLS:
             return True
         same_name = [text for name, text in self._calls if name == call.name]
         return any(text.startswith(call.arguments) for text in same_name)
 
     def _end_call(self, deltas: list[Delta]) -> None:
-        """End the last call; drop the call if it is one too many, or equal to an earlier one."""
+        """End the last tool call, which is now complete.
+
+        A call that is held back is dropped if it equals an earlier call or exceeds ``MAX_CALLS``;
+        otherwise it is added.
+        """
         held = self._held
         if held is not None and len(self._calls) < MAX_CALLS:
             is_repeated = (held.name, held.arguments) in self._calls
@@ -136,14 +152,14 @@ class AnswerParser:
         self._in_call = False
 
     def _end_answer(self, deltas: list[Delta]) -> None:
-        """End the last call; drop an incomplete call that began like an earlier one."""
+        """End the answer's last tool call; drop an incomplete call that repeats an earlier one."""
         if self._held is not None and self._reader.in_call and self._calls:
             self._held = None
             self._is_repeating = True
         self._end_call(deltas)
 
     def _release(self, call: CallPart, deltas: list[Delta]) -> None:
-        """Add a call that was held back."""
+        """Add a tool call that was held back to the blocks and to ``deltas``."""
         first = replace(call, index=len(self._calls), arguments="")
         self._add(first, deltas)
         if call.arguments:
@@ -154,7 +170,7 @@ class AnswerParser:
     def _add(self, part: str | Thought | CallPart, deltas: list[Delta]) -> None:
         """Add a part to the last block or to a new one, and to ``deltas``.
 
-        Text is dropped where it is not allowed.
+        If the answer must be a call, text is dropped.
         """
         kind: BlockKind
         call = None
@@ -212,9 +228,10 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, reports: Sequence[Report], top: int) -> dict[str, Any]:
-    """Return the field ``logprobs`` of ``/v1/chat/completions``, with an entry per token.
+    """Return the field ``logprobs`` of ``/v1/chat/completions``, with one entry per report.
 
-    An entry has the ``top`` likeliest tokens at the token's position.
+    ``reports`` has one report per token of the text. An entry lists the ``top`` likeliest tokens of
+    its report besides the token in the text.
     """
     return {"content": [_report_entry(texts, report, top) for report in reports], "refusal": None}
 

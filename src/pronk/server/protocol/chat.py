@@ -110,7 +110,7 @@ class ChatMessage(ChatTurn):
 
     @property
     def skipped_calls(self) -> Sequence[str]:
-        """Ids of calls of tools that this server does not use."""
+        """Ids of the message's tool calls whose tools the server ignores, such as a web search."""
         return [call.id for call in self.tool_calls or () if isinstance(call, SkippedCall)]
 
     def to_template(self) -> dict[str, Any]:
@@ -166,7 +166,10 @@ class ChatReply(AnswerReply):
         return chunks
 
     def _chunks(self, index: int, sample_pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Return one chunk per delta of a sample; the first one has the logprobs of all pieces."""
+        """Return the chunks for a sample's new tokens: one for each delta that they cause.
+
+        The first chunk has the log-probabilities of all the new tokens.
+        """
         deltas = [_delta(delta) for delta in self.parsers[index].parse(sample_pieces)]
         if not deltas and (self.request.logprobs or self.request.leaps or not self.has_blocks):
             # Tokens without text also need a chunk for their log-probabilities.
@@ -278,7 +281,11 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         self.check_beginning()
 
     def check_beginning(self) -> None:
-        """Raise ``ApiError`` if the request neither begins an answer nor continues one."""
+        """Check what the generated text is: a new answer, or the rest of the last message.
+
+        Raises ``ApiError`` if the request wants neither, or if the message to continue is not the
+        assistant's.
+        """
         if self.add_generation_prompt is False and not self.continues_answer:
             problem = "expected true, found false; add continue_final_message: true"
             raise unsupported("add_generation_prompt", problem)
@@ -292,7 +299,10 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         return bool(self.continue_final_message or self.messages[-1].prefix)
 
     def _token_limits(self) -> dict[str, int]:
-        """Return the value of each field that limits the number of tokens, by its written name."""
+        """Return the values of ``max_tokens`` and ``max_completion_tokens``, if they set a limit.
+
+        The keys are the names that the client wrote, such as ``n_predict`` for ``max_tokens``.
+        """
         limits = dict[str, int]()
         for name in ("max_tokens", "max_completion_tokens"):
             limit = getattr(self, name)
@@ -310,7 +320,7 @@ class ChatRequest(GuidedRequest, ConversationRequest):
         return limits[0] if limits else self.max_tokens or self.max_completion_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages for the chat template, without results of skipped tools."""
+        """Return the messages for the chat template, without results of tools that are ignored."""
         skipped = {ident for message in self.messages for ident in message.skipped_calls}
         messages = list[dict[str, Any]]()
         for message in self.messages:

@@ -96,8 +96,8 @@ class CompletionReply:
     texts: TokenTexts
     echoes: Sequence[str]  # texts of the prompts if the field ``echo`` is set, otherwise empty
     echo_only: bool  # whether the reply leaves out the generated token (max_tokens is 0)
-    prompts: Sequence[Sequence[int]] = ()  # token ids
-    # Counter of the offsets of generated tokens, by index of the sample.
+    prompts: Sequence[Sequence[int]] = ()  # token ids of each prompt
+    # For each sample's index, the counter that says where each generated token begins in its text.
     _offsets: dict[int, TokenOffsets] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class CompletionReply:
         return chunks
 
     def record(self, pieces: Sequence[Piece]) -> None:
-        """Do nothing, because :meth:`whole` gets all it needs as its argument."""
+        """Do nothing with a step's new tokens: :meth:`whole` reads the finished samples instead."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the last chunks: the end of each sample if ``echo_only``, and the token counts."""
@@ -197,7 +197,10 @@ class CompletionReply:
         }
 
     def _top_logprobs(self, report: Report) -> dict[str, float] | None:
-        """Return the log-probabilities of the likeliest tokens and the actual one, by their texts.
+        """Return the log-probabilities at one position, by the texts of the tokens.
+
+        They are those of the likeliest tokens and of the token in the text; ``None`` for the first
+        token of a prompt.
 
         Among tokens of equal text, the largest log-probability is returned.
         """

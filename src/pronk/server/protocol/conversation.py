@@ -47,7 +47,10 @@ _RESERVED = frozenset(
 
 
 def _without_nothing(options: Any) -> Any:
-    """Return the variables of a template without the empty ones, which count as missing."""
+    """Return a chat template's variables without ``None`` and empty lists and objects.
+
+    A variable with such a value is the same as no variable.
+    """
     if not isinstance(options, dict):
         return options
     return {name: value for name, value in options.items() if value not in (None, [], {})}
@@ -82,7 +85,7 @@ class ConversationRequest(TextRequest):
 
     # Name of the field with the conversation, for error messages.
     messages_field: ClassVar = "messages"
-    # Class of the reply, with the fields of :class:`AnswerReply`.
+    # Class that builds the reply. Its constructor takes the fields of :class:`AnswerReply`.
     reply_type: ClassVar[Callable[..., Reply]]
     reasoning_effort: ThinkingHint | None = None
     enable_thinking: ThinkingHint | None = Field(
@@ -108,9 +111,10 @@ class ConversationRequest(TextRequest):
         """Return the messages for the chat template."""
 
     def checked_conversation(self) -> list[dict[str, Any]]:
-        """Return :meth:`conversation`, with the results of missing tool calls as texts of the user.
+        """Return :meth:`conversation`; a tool's result without its call becomes a user's message.
 
-        Agents shorten conversations, and keep results of calls that they have left out.
+        Agents shorten long conversations by leaving out tool calls, and may keep the results. A
+        result without its call does not fit the templates, in which results follow calls.
         """
         messages = list[dict[str, Any]]()
         called = set[str]()
@@ -136,13 +140,14 @@ class ConversationRequest(TextRequest):
         """Return the tools and the calls that the answer may have, for :attr:`tool_use`."""
 
     def default_thinking(self) -> Thinking:
-        """Return the thinking of a request that does not ask for any."""
+        """Return the thinking options of a request that sets none of the fields for thinking."""
         return Thinking()
 
     def thinking_wishes(self) -> list[Thinking]:
-        """Return what each field asks of thinking.
+        """Return the thinking options that each of the request's fields sets, one item per field.
 
-        Of several fields with an effort, the report of ignored fields names the first one.
+        If several fields set an effort that the model cannot follow, the report of ignored fields
+        names the first of them.
         """
         return [
             Thinking.of_hint("reasoning_effort", self.reasoning_effort),
@@ -154,7 +159,7 @@ class ConversationRequest(TextRequest):
         ]
 
     def thinking_wish(self) -> Thinking:
-        """Return what all fields together ask of thinking.
+        """Return the thinking options that all of the request's fields set together.
 
         Raises:
             ApiError: two fields contradict each other.
@@ -172,7 +177,11 @@ class ConversationRequest(TextRequest):
         return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})
 
     def unfollowed(self, answers: AnswerFormat) -> Iterator[str]:
-        """Yield the fields that the model cannot follow, and schema keywords that it need not."""
+        """Yield the parts of the request that the answer may violate, to report them as ignored.
+
+        These are fields for thinking that the model has no means for, and keywords of the tools'
+        schemas that the grammar does not enforce.
+        """
         yield from self.thinking_wish().report(answers)
         dialect = answers.dialect
         if self.tool_use.allowed_names and not isinstance(dialect, PromptError):
@@ -263,14 +272,15 @@ class ConversationRequest(TextRequest):
         return PreparedRequest(inputs, reply)
 
     def field_error(self, error: PronkError) -> ApiError | None:
-        """Convert a ``GuideError`` to an error that names the request's field, perhaps ``tools``.
+        """Convert a ``GuideError`` to an ``ApiError`` that names the field with the invalid form.
 
-        Returns ``None`` for other errors.
+        If the request has no such field, but tools, their schemas are too complex together, and the
+        error names ``tools``. Returns ``None`` for other errors.
         """
         named = super().field_error(error)
         if named is None and isinstance(error, GuideError) and self.tool_use.allowed_names:
-            # Each schema can be followed by itself (relax_tools). The compiler's own message would
-            # quote the whole grammar.
+            # relax_tools() has removed what a grammar cannot enforce, so that no single schema is
+            # at fault. The compiler's own message would quote the whole grammar.
             expected = "expected tools whose schemas can be followed together"
             found = "found too many or too complex ones; use fewer or simpler tools"
             return refuse("tools", f"{expected}, {found}")
@@ -283,7 +293,7 @@ class ConversationRequest(TextRequest):
 
 
 def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:
-    """Return what the variables of a chat template ask of thinking.
+    """Return the thinking options that a request sets as variables of the chat template.
 
     Templates name the switch ``enable_thinking`` or ``thinking``.
     """

@@ -65,24 +65,26 @@ class Refused:
 
 @dataclass(frozen=True)
 class Envelope:
-    """Treatment of an object whose fields are fields of the request."""
+    """Treatment of an object whose fields are read as if they stood in the request itself."""
 
 
 Treatment = Accepted | Renamed | Refused | Envelope
 
 IGNORED_HEADER = "X-Pronk-Ignored"
 _MAX_HEADER = 1000  # maximum number of characters of the header's value
-# Characters of a path that stand for themselves in the header; a comma separates paths.
+# Characters that are not percent-encoded in the header: printable ASCII except the comma, which
+# separates paths, and the percent sign.
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in ",%")
-# Values that ask for nothing in fields of pronk that have a default.
+# Values that are the same as no field, for those of pronk's own fields that have a default.
 EMPTY: tuple[Any, ...] = ("", [], {})
-# Values that ask for nothing in unknown fields: a switch or sampler that is off, or an empty value.
+# Values that are the same as no field, for fields that pronk lacks: they switch a sampler or an
+# option off, or are empty.
 _EMPTY: tuple[Any, ...] = (False, "", [], {}, 0, -1)
 # Limits on hostile bodies: a comparison of names takes 0.1 ms, and a report with many names is of
 # no use.
-_MAX_OPTIONS = 128  # options of one request
-_MAX_MISSPELT = 64  # characters of a name that may be a misspelt field
-_MAX_REPORTED = 32  # reported names of one object
+_MAX_OPTIONS = 128  # maximum number of options of one request
+_MAX_MISSPELT = 64  # maximum number of characters of a name that is compared with known names
+_MAX_REPORTED = 32  # maximum number of names in the report about one object
 _INDEX = re.compile(r"\[\d+\]")
 # Words in names of options that only describe a request, its sender or its time. Clients invent
 # options for their own records, so that the names differ from client to client, and some values are
@@ -95,15 +97,15 @@ _FOR_RECORDS = re.compile(
 # Words in names of options that change the answer, even if the value is a text or an object. The
 # answer would be wrong without the option.
 _CHANGES_ANSWER = re.compile(
-    # where the text ends
+    # words about where the text ends
     r"stop|ban|bad_words|until|terminator|^eos|^bos|max_words|limit|token"
-    # what the model reads
+    # words about what the model reads
     r"|prompt|instruction|system|tool|function|prefix|suffix|history|prefill|image|context|knowledge"
-    # which form the answer has
+    # words about the form of the answer
     r"|schema|json|format|grammar|choices|enum|pattern|constraint|output_type|do_not|exclude"
-    # how tokens are drawn
+    # words about how tokens are drawn
     r"|sampl|generation|param|penalt|greedy|beam|mirostat|^adapter|steering|vector"
-    # what is reported
+    # words about what the reply reports
     r"|logprob"
 )
 
@@ -120,7 +122,8 @@ def _refused(
 
 # Options of every request for text.
 _TEXT: dict[str, Treatment] = {
-    # Records, caches, billing, and the choice among machines, slots or providers.
+    # Options about records, caches and billing, and about the choice of a machine, slot or
+    # provider.
     **_accepted(
         """
         user safety_identifier metadata store service_tier keep_alive ttl preset debug verbose
@@ -137,7 +140,7 @@ _TEXT: dict[str, Treatment] = {
         moderation safety_settings safe_prompt sensitive_word_check deferred
         """
     ),
-    # Details of the reply and of its stream that pronk does not have.
+    # Options about details of the reply and its stream that other servers have, and pronk does not.
     **_accepted(
         """
         timings_per_token return_progress response_fields stream_obfuscation stream_interval
@@ -192,15 +195,16 @@ _TEXT: dict[str, Treatment] = {
         0, names="dynatemp_range smoothing_factor epsilon_cutoff eta_cutoff", advice="use min_p"
     ),
     **_refused(0, -1, names="top_n_sigma adaptive_target", advice="use min_p"),
-    # Parameters of these samplers, which are off.
+    # Parameters of the samplers above. A request with such a sampler on is refused, so that its
+    # parameters never change an answer.
     **_accepted(
         """
         mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent smoothing_curve adaptive_decay
         dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers temperature_last
         """
     ),
-    # The order of samplers, and the number of tokens that a penalty looks back at: they matter only
-    # with several samplers.
+    # Details of samplers and penalties, such as the order of samplers and the number of tokens that
+    # a penalty looks back at. The server ignores and reports them.
     **_accepted(
         """
         samplers sampler_seq sampler_order sampler_priority penalize_nl repeat_last_n min_keep
@@ -338,7 +342,7 @@ _STRUCTURED_OUTPUTS: dict[str, Treatment] = {
     **_refused(names="structural_tag whitespace_pattern", advice="use a grammar"),
 }
 
-# Options of `/v1/embeddings`, which has few.
+# Options of `/v1/embeddings`.
 _EMBEDDINGS: dict[str, Treatment] = {
     **_accepted(
         """
@@ -346,7 +350,7 @@ _EMBEDDINGS: dict[str, Treatment] = {
         embd_normalize keep_alive endianness mm_processor_kwargs
         """
     ),
-    # Options of texts that are generated: an embedding has none.
+    # Options of generated text: an embedding generates none.
     **_accepted("temperature top_p top_k min_p seed stop max_tokens"),
     **_refused(True, names="add_special_tokens"),
     **_refused(-1, names="truncate_prompt_tokens", advice="send shorter texts"),
@@ -362,14 +366,15 @@ _TOKENIZE: dict[str, Treatment] = {
     "add_special": Renamed("add_special_tokens"),
 }
 
-# Options of `/v1/moderations`, which OpenAI's API has.
+# Options of `/v1/moderations`, a route of OpenAI's API.
 _MODERATIONS: dict[str, Treatment] = {
     **_accepted("user metadata"),
-    # Options of texts that are generated: a moderation has its own.
+    # Options of generated text: a moderation sets its own.
     **_accepted("temperature top_p top_k min_p seed stop max_tokens"),
 }
 
-# The table by place: an object of a request, or a route.
+# The table, in parts. A part is for a route or for an object in a request, which its key names;
+# "text" is for all routes that generate text.
 TABLE: Mapping[str, dict[str, Treatment]] = {
     "text": _TEXT,
     "chat": _CHAT,
@@ -389,13 +394,14 @@ _OPTIONS: Sequence[Mapping[str, Treatment]] = [
     rows for place, rows in TABLE.items() if place not in _OBJECTS
 ]
 
-# Neutral values of pronk's own fields, with which other servers treat the field as missing.
+# Values of pronk's own fields that clients of other servers send for "not set", such as seed -1.
+# They are the same as no field.
 NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
     "seed": (-1,),
     "logprobs": (False,),
 }
 
-Path = tuple[str, ...]  # names from an object to a field in it
+Path = tuple[str, ...]  # names of the nested fields that lead from an object to a field in it
 
 
 @dataclass(frozen=True)
@@ -447,7 +453,7 @@ class ObjectFields:
         return None if is_number or _CHANGES_ANSWER.search(name) else Accepted()
 
     def _row(self, name: str, rows: Mapping[str, Treatment]) -> Treatment | None:
-        """Return the treatment of a field in some rows of the table, or ``None``.
+        """Return the treatment of a field in ``rows``, a part of the table, or ``None``.
 
         A new name may itself be renamed: if ``n_predict`` is ``max_tokens``, and ``max_tokens`` is
         ``max_output_tokens``, then ``n_predict`` is ``max_output_tokens``. If the last name is no
@@ -460,13 +466,16 @@ class ObjectFields:
 
 
 def rows_of(places: Sequence[str]) -> Mapping[str, Treatment]:
-    """Return the treatments of fields in some parts of the table; later parts come first."""
+    """Return the treatment of each field in the parts of the table that ``places`` names.
+
+    If several parts have the same field, the last of them counts.
+    """
     return ChainMap(*(TABLE[place] for place in reversed(places)))
 
 
 @dataclass
 class Fields:
-    """The fields of an object after the rules of this module.
+    """The fields of an object of a request, sorted by the rules of this module.
 
     Attributes:
         known: values of the fields that pronk implements, by name.
@@ -485,7 +494,8 @@ def read_fields(given: Mapping[str, Any], about: ObjectFields, path: Path = ()) 
     Args:
         given: the object.
         about: the fields that the object may have.
-        path: names from the request's object to ``given``, if ``given`` is an envelope in it.
+        path: names of the fields that lead to ``given``, if ``given`` is an object whose fields
+            count as fields of the request (``Envelope``); empty for the request itself.
 
     Raises:
         PydanticCustomError: a field changes the answer, contradicts another one, or is an unknown
@@ -517,7 +527,7 @@ class _FieldReader:
     fields: Fields = field(default_factory=Fields)
 
     def treat(self, name: str, value: Any) -> None:
-        """Treat a field as the table says, and add it to the result."""
+        """Treat a field as the table says: store it in ``fields``, ignore it or refuse it."""
         if value is None:
             return
         match self.about.treatment(name, value):
@@ -540,13 +550,17 @@ class _FieldReader:
                 self.fields.known[target] = value
                 self.fields.written[target] = (*self.path, name)
             self.fields.ignored.append(f"{name} (as {target})")
-        elif self.about.is_record or value == -1 or _is_same(value, other):  # -1 is no limit
+        # The value -1 means "no limit", and contradicts no other value.
+        elif self.about.is_record or value == -1 or _is_same(value, other):
             self.fields.ignored.append(name)
         else:
             raise self._contradiction((*self.path, name), target, value)
 
     def _open(self, name: str, value: Mapping[str, Any]) -> None:
-        """Read the fields of an envelope as fields of the object; ignore envelopes within it."""
+        """Read the fields of ``value``, an envelope, as fields of the object that contains it.
+
+        Envelopes within ``value`` are ignored.
+        """
         nested = [key for key in value if isinstance(self.about.rows.get(key), Envelope)]
         options = {key: each for key, each in value.items() if key not in nested}
         inner = read_fields(options, self.about, (*self.path, name))
@@ -561,12 +575,18 @@ class _FieldReader:
                 raise self._contradiction(written, target, each)
 
     def _value(self, name: str) -> Any:
-        """Return the value of a known field under any of its names, or ``None`` without one."""
+        """Return the value that the object has for a known field, under any of the field's names.
+
+        Returns ``None`` if the object does not have the field.
+        """
         own = self.given.get(name)
         return self.fields.known.get(name) if self.about.is_neutral(name, own) else own
 
     def _contradiction(self, path: Path, target: str, value: Any) -> PydanticCustomError:
-        """Return the error for a field that means the same as ``target``, with another value."""
+        """Return the error for two fields with one meaning and different values.
+
+        The field at ``path`` is another name for ``target``; ``value`` is its value.
+        """
         other = self.fields.written.get(target, (target,))
         if not self.about.is_neutral(target, self.given.get(target)):
             other = (*self.path, target)
@@ -588,8 +608,10 @@ def _refuse_unless_neutral(path: Path, value: Any, row: Refused) -> None:
     neutral = row.neutral
     if not row.neutral:
         neutral = _EMPTY
-    elif not _is_among(True, row.neutral):  # a switch that is on by default is not off by False
-        # Without the numbers of _EMPTY: the sampler is off by another number.
+    # If True is neutral, the switch is on by default, and False changes the answer.
+    elif not _is_among(True, row.neutral):
+        # The numbers 0 and -1 of _EMPTY are left out: row.neutral has the number that switches the
+        # sampler off, and 0 may switch it on.
         neutral = (*row.neutral, *EMPTY, False)
     if _is_among(value, neutral):
         return
@@ -622,18 +644,21 @@ def _unknown(path: Path, known: Collection[str]) -> PydanticCustomError:
 
 
 def _field_error(kind: LiteralString, message: str, path: Path) -> PydanticCustomError:
-    """Return pydantic's error of a kind about the field at a path in the request's object."""
+    """Return the error that pydantic reports for the field at a path in the request's object.
+
+    ``kind`` is the error's type, from which ``validation_to_api_error`` takes the error's code.
+    """
     context = {"message": message, "field": [_encodable(name) for name in path]}
     return PydanticCustomError(kind, "{message}", context)
 
 
 def _encodable(name: str) -> str:
-    """Return a name without halves of surrogate pairs, which no response can have."""
+    """Return a name with halves of surrogate pairs escaped, because UTF-8 cannot encode them."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def summarize(paths: Iterable[str]) -> list[str]:
-    """Join paths that differ in indices alone.
+    """Replace paths that differ only in indices by one path with empty brackets.
 
     For example ``messages[].id`` stands for ``messages[0].id`` and ``messages[1].id``.
     """

@@ -48,7 +48,7 @@ class ResponseFormat(RequestBody):
     strict: bool | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the argument of ``Guide`` for ``response_format``, by the name of the field.
+        """Return ``{"response_format": {"json": schema}}`` as argument of ``Guide``.
 
         Raises:
             ApiError: the schema is missing, is one too many, or does not fit the type.
@@ -74,7 +74,7 @@ class TextFormat(SchemaFormat):
     type: Literal["text", "json_object", "json_schema"]
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the argument of ``Guide`` for ``text.format``, by the name of the field.
+        """Return ``{"text.format": {"json": schema}}`` as argument of ``Guide``.
 
         Raises:
             ApiError: the schema is missing, or does not fit the type.
@@ -99,7 +99,10 @@ class StructuredOutputs(RequestBody):
     json_object: bool | None = None
 
     def guide_arguments(self) -> dict[str, Mapping[str, Any]]:
-        """Return the arguments of ``Guide`` for ``structured_outputs``, by the names of fields."""
+        """Return arguments of ``Guide``, each under the path of the field that sets it.
+
+        For example ``{"structured_outputs.regex": {"regex": "a+"}}``.
+        """
         given = {
             "json": self.json_,
             "regex": self.regex,
@@ -151,9 +154,9 @@ class GuidedRequest(TextRequest):
 
 
 def _by_field(prefix: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the arguments of ``Guide`` by the names of fields, without missing ones.
+    """Return arguments of ``Guide``, each under the name of the field that sets it.
 
-    For example ``{"guided_regex": {"regex": "a+"}}`` for the prefix ``guided_`` and
-    ``{"regex": "a+", "json": None}``.
+    Fields with the value ``None`` are left out. For example, the prefix ``guided_`` and
+    ``{"regex": "a+", "json": None}`` give ``{"guided_regex": {"regex": "a+"}}``.
     """
     return {f"{prefix}{kind}": {kind: value} for kind, value in given.items() if value is not None}

@@ -70,7 +70,7 @@ class ToolUseBlock(Record):
     """Content block of a tool call of an earlier answer."""
 
     type: Literal["tool_use"]
-    # The next result without an id belongs to a call without an id.
+    # If a call has no id, a later result without an id is its result.
     id: Text = Field("", max_length=MAX_ID)
     name: Text = Field(max_length=256)
     input: Arguments = "{}"
@@ -80,7 +80,7 @@ class ToolResultBlock(Record):
     """Content block with the result of a tool call."""
 
     type: Literal["tool_result"]
-    # A result without an id belongs to the first call without a result.
+    # A result without an id belongs to the first call that has no result yet.
     tool_use_id: Text = Field("", max_length=MAX_ID)
     content: ResultContent | None = None
     is_error: bool | None = Field(None, description="Not used: the result says what went wrong.")
@@ -119,12 +119,16 @@ _BLOCKS: Mapping[str, type[Record]] = {
     "tool_result": ToolResultBlock,
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
-    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),  # its error says that a text is expected
+    # Parsed as text, so that the error says that a text is expected.
+    **dict.fromkeys(_UNREADABLE_BLOCKS, TextBlock),
 }
 
 
 def _block_class(block: Mapping[str, Any]) -> type[Record]:
-    """Return the class of a content block: ``Skipped`` for blocks of other servers' tools."""
+    """Return the class that parses a content block.
+
+    Blocks of unknown types belong to tools of Anthropic's servers; their class is ``Skipped``.
+    """
     kind = type_of(block) or ("text" if "text" in block else "")
     return _BLOCKS.get(kind, Skipped)
 
@@ -165,12 +169,14 @@ class MessagesTurn(Record):
 
     @classmethod
     def adapt(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Set the missing content of an assistant's message, as in the other APIs."""
+        """Set the content of an assistant's message to ``""`` if it is missing or null."""
         is_empty = value.get("role") == "assistant" and value.get("content") is None
         return {**value, "content": ""} if is_empty else value
 
     def to_template(self) -> list[dict[str, Any]]:
-        """Return the message as messages for chat templates: results of tools, then the text.
+        """Return the message as messages for chat templates.
+
+        A user's message becomes one message per tool result, followed by one with the text.
 
         Raises:
             ApiError: a block does not fit the role.
@@ -195,7 +201,7 @@ class MessagesTurn(Record):
         uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
         calls = [tool_call(block.id, block.name, block.input) for block in uses]
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thoughts:  # templates read them under one of two names
+        if thoughts:  # chat templates read thoughts under one of these two names
             message["reasoning_content"] = thoughts
             message["thinking"] = thoughts
         if calls:
@@ -278,7 +284,10 @@ class MessagesReply(AnswerReply):
         self._open: Block | None = None  # block that is not closed yet
 
     def start(self) -> list[dict[str, Any]]:
-        """Return the event that opens the message, with counts that the last event corrects."""
+        """Return the event that opens the message, with provisional token counts.
+
+        The final counts are in the event ``message_delta``.
+        """
         usage = {"input_tokens": self.num_prompt, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], None, None, usage)}]
 
@@ -394,7 +403,10 @@ def _content(block: Block) -> dict[str, Any]:
 
 
 def _signature(block: Block) -> str:
-    """Return a digest of thoughts, which clients send back; the server does not check it."""
+    """Return a digest of thoughts as their signature, which Anthropic's API has.
+
+    Clients send the signature back with the thoughts; the server does not check it.
+    """
     return hashlib.sha256(block.content.encode()).hexdigest()
 
 
@@ -469,7 +481,7 @@ class CountTokensRequest(ConversationRequest):
         return Thinking(enabled=False)
 
     def thinking_wish(self) -> Thinking:
-        """Return what all fields together ask of thinking.
+        """Return the thinking options that all of the request's fields set together.
 
         In Anthropic's API, ``output_config.effort`` is also about answers without thoughts, so that
         it counts only if thinking is on.

@@ -18,7 +18,10 @@ from pronk.server.protocol.unions import OneOf, type_of
 
 
 class TextPart(Record):
-    """Part of a message with a text; the type ``refusal`` is an answer of another server."""
+    """Part of a message's content that is a text.
+
+    A part of the type ``refusal``, in which another server declined to answer, is read as a text.
+    """
 
     type: Text = "text"
     text: Text

@@ -53,11 +53,13 @@ class RequestBody(BaseModel):
     meaningful: ClassVar[Mapping[str, Any]] = {}
     about: ClassVar[ObjectFields] = ObjectFields()
 
-    # Names of ignored and renamed fields of this object.
+    # Fields of this object that the server ignored or read under another name, such as "user" or
+    # "n_predict (as max_tokens)"; ignored() reports them to the client.
     _ignored: list[str] = PrivateAttr(default_factory=list)
     # The object as the client sent it.
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)
-    # Paths of fields that the client wrote under another name.
+    # For each field that the client wrote under another name: the names that lead to it, such as
+    # ("options", "num_predict") for "max_tokens".
     _written: dict[str, Path] = PrivateAttr(default_factory=dict)
     _num_bytes: int = PrivateAttr(SMALL_JOB + 1)
 
@@ -94,7 +96,7 @@ class RequestBody(BaseModel):
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of the JSON text; if unknown, that of a large body."""
+        """Number of bytes of the request's JSON text; until it is set, that of a large body."""
         return self._num_bytes
 
     @num_bytes.setter
@@ -127,7 +129,11 @@ class RequestBody(BaseModel):
 
 
 def _as_written(error: ValidationError, written: Mapping[str, Path]) -> ValidationError:
-    """Return pydantic's error with the field names that the client wrote in its locations."""
+    """Return pydantic's error with locations in the words of the client.
+
+    ``written`` has, for each field that the client wrote under another name, the names that lead to
+    it.
+    """
     problems = list[InitErrorDetails]()
     for problem in error.errors(include_url=False):
         location = problem["loc"]
@@ -164,7 +170,7 @@ class Skipped(Record):
 
     @property
     def name_of_tool(self) -> str | None:
-        """Name of a tool, in the object or in its definition; ``None`` without a name."""
+        """Name of the ignored tool, from the object or the definition in it, or ``None``."""
         definitions = [self._given, self._given.get("function"), self._given.get(self.type)]
         names = [each.get("name") for each in definitions if isinstance(each, Mapping)]
         return next((name for name in names if isinstance(name, str) and name), None)
@@ -210,7 +216,7 @@ def _without_empty(texts: Any) -> Any:
 StopTexts = Annotated[Text | Texts, BeforeValidator(_without_empty)]
 BadWords = Annotated[Texts, BeforeValidator(_without_empty)]
 
-NO_LIMIT = 2**31  # maximum number of tokens that means as many as fit into the context
+NO_LIMIT = 2**31  # as a maximum number of tokens: as many as fit into the model's context
 
 
 def _read_limit(limit: Any) -> Any:
@@ -223,7 +229,7 @@ def _read_limit(limit: Any) -> Any:
     return NO_LIMIT if limit in (-1, -2) or NO_LIMIT < limit < 2**63 else limit
 
 
-# Both -1 and 0 mean no limit, even if the model recommends one.
+# Both -1 and 0 switch top-k sampling off, even if the model's developers recommend a value.
 TopK = Annotated[
     int, Field(ge=0, le=2**31), BeforeValidator(lambda value: 0 if value == -1 else value)
 ]
@@ -231,7 +237,10 @@ MaxTokens = Annotated[int, Field(ge=1, le=NO_LIMIT), BeforeValidator(_read_limit
 
 
 def _prompt_type(prompt: Any) -> str:
-    """Return the tag of a prompt's type by its first element, so that pydantic tries no other."""
+    """Return the tag of the type in the union ``Prompts`` to which a field ``prompt`` belongs.
+
+    The first element of a list decides. Pydantic then validates the value as this type alone.
+    """
     if not isinstance(prompt, list):
         return "<text>"
     first = prompt[0] if prompt else ""
@@ -257,14 +266,18 @@ def list_prompts(prompts: Any) -> list[str | list[int]]:
 class StreamOptions(RequestBody):
     """Field ``stream_options``: token counts in a stream."""
 
-    is_record: ClassVar = True  # options of other servers are about the events, never the text
+    # Unknown fields are ignored: such options of other servers never change the text.
+    is_record: ClassVar = True
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # field of vLLM, whose benchmark clients always set it
 
 
 def _sampling_field(name: str) -> Any:
-    """Return an optional field with the range of an option of ``SamplingParams``."""
+    """Return an optional pydantic field with the range of the option ``name``.
+
+    The option is one of ``SamplingParams``, which declares its range.
+    """
     option = declared_options(SamplingParams)[name].option
     bounds: dict[str, Any] = {"gt" if option.exclusive_min else "ge": option.low, "le": option.high}
     return Field(None, **bounds)
@@ -283,7 +296,7 @@ class TextRequest(RequestBody):
     model: Text | None = None
     temperature: float | None = _sampling_field("temperature")
     do_sample: bool | None = Field(None, description="Whether the temperature is above 0.")
-    top_p: float | None = Field(None, ge=0.0, le=1.0)  # 0 is allowed, see params()
+    top_p: float | None = Field(None, ge=0.0, le=1.0)  # 0 means greedy decoding, see params()
     top_k: TopK | None = None
     min_p: float | None = _sampling_field("min_p")
     n: int | None = Field(None, ge=1)
@@ -365,7 +378,10 @@ class TextRequest(RequestBody):
                 raise refuse(field, f"expected one form of the answer, found {found}")
 
     def as_written(self, error: ApiError) -> ApiError:
-        """Return an error with its field named as the client wrote it."""
+        """Return an error in which the field has the name that the client wrote.
+
+        For example ``options.num_predict`` instead of ``max_tokens``.
+        """
         written = None if error.param is None else self.written(error.param)
         if written is None or written == error.param:
             return error
@@ -397,9 +413,10 @@ class TextRequest(RequestBody):
             raise self.field_error(error) or error from error
 
     def field_error(self, error: PronkError) -> ApiError | None:
-        """Convert a ``GuideError`` to an error that names the request's field.
+        """Convert a ``GuideError`` to an ``ApiError`` that names the field with the invalid form.
 
-        Returns ``None`` for other errors.
+        Such a field is for example ``guided_regex``. Returns ``None`` for other errors, and if the
+        request has no such field.
         """
         field = next(iter(self.guide_arguments()), None)
         if not isinstance(error, GuideError) or field is None:
@@ -418,7 +435,7 @@ class TextRequest(RequestBody):
         The service has set missing fields to the values that are recommended for the model.
         """
         given = {name: value for name in _UNCHANGED if (value := getattr(self, name)) is not None}
-        if given.get("top_p") == 0.0:  # as in OpenAI's API: the likeliest token alone
+        if given.get("top_p") == 0.0:  # as in OpenAI's API: only the likeliest token may be chosen
             given |= {"top_p": 1.0, "top_k": 1}
         logit_bias = None
         if self.logit_bias:
@@ -434,7 +451,7 @@ class TextRequest(RequestBody):
         )
 
 
-# Options of SamplingParams with another form in requests.
+# Options of SamplingParams whose values params() converts from the form that requests have.
 _CONVERTED = frozenset({"seed", "stop_token_ids", "bad_words", "logit_bias"})
 # Options of SamplingParams that are fields of requests with the same values.
 _UNCHANGED = [
@@ -494,7 +511,10 @@ def unsupported(param: str, message: str) -> ApiError:
 
 @contextmanager
 def naming_fields_of(request: TextRequest) -> Iterator[None]:
-    """Convert errors about options to an ``ApiError`` with the field's name in the request."""
+    """Convert an error about an option, raised in the ``with`` block, to an ``ApiError``.
+
+    The ``ApiError`` names the field as the client wrote it in ``request``.
+    """
     try:
         yield
     except (ApiError, OptionError) as error:
@@ -532,7 +552,10 @@ class RunningUsage:
         self._generated = Counter[int]()
 
     def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
-        """Count the tokens of a step, and write the counts of its sample into each chunk."""
+        """Count the new tokens of a step, and set the field ``usage`` of its chunks.
+
+        The field of a chunk has the token counts of the chunk's sample so far.
+        """
         self._generated.update(piece.index for piece in pieces)
         for chunk in chunks:
             for choice in chunk.get("choices", ()):
@@ -551,7 +574,7 @@ def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> di
     The tokens of a prompt count once for its ``n`` samples.
     """
     stats = [completion.stats for completion in done]
-    first_stats = stats[::n]  # of the first sample of each prompt
+    first_stats = stats[::n]  # statistics of the first sample of each prompt
     prompt = sum(each.prompt_tokens for each in first_stats)
     cached = sum(min(each.cached_tokens, each.prompt_tokens) for each in first_stats)
     generated = sum(each.generated_tokens for each in stats)

@@ -45,7 +45,7 @@ from pronk.server.protocol.unions import OneOf, as_typed, type_of
 from pronk.server.settings import RequestLimits
 from pronk.text import TOOL_NAME, AnswerFormat
 
-_LOGPROBS = "message.output_text.logprobs"  # value of ``include``
+_LOGPROBS = "message.output_text.logprobs"  # in the field ``include``: asks for log-probabilities
 
 
 class InputItem(ChatTurn):
@@ -66,7 +66,7 @@ class CallItem(Record):
     """Item of a tool call of an earlier response."""
 
     type: Literal["function_call"]
-    # The next result without an id belongs to a call without an id.
+    # If a call has no id, a later result without an id is its result.
     call_id: Text = Field("", max_length=MAX_ID)
     name: Text = Field(max_length=256)
     namespace: Text | None = Field(None, max_length=256)
@@ -77,7 +77,7 @@ class CallOutputItem(Record):
     """Item of the result of a tool call; a note replaces each image, because models read text."""
 
     type: Literal["function_call_output"]
-    # A result without an id belongs to the first call without a result.
+    # A result without an id belongs to the first call that has no result yet.
     call_id: Text = Field("", max_length=MAX_ID)
     output: ResultContent = ""
 
@@ -122,7 +122,10 @@ class Namespace(Record):
 
     @cached_property
     def functions(self) -> Sequence[NamespaceFunction]:
-        """Functions of the group with names that a call can have."""
+        """Functions of the group, under the names that the model sees.
+
+        A function whose name cannot stand in a tool call is left out, and reported as ignored.
+        """
         found = list[NamespaceFunction]()
         for number, tool in enumerate(self.tools or ()):
             if not isinstance(tool, FunctionTool):
@@ -143,7 +146,7 @@ class NamespaceFunction(NamedTuple):
 
     function: Function
     own_name: str  # name without the namespace
-    schema_path: SchemaPath  # from the namespace to the schema
+    schema_path: SchemaPath  # names and indices that lead from the namespace to the schema
 
 
 class ToolsItem(Record):
@@ -167,7 +170,7 @@ class UnreadableItem(Record):
 
 
 class TextItem(Record):
-    """Item of a text of the user without a message around it."""
+    """Text of the user that stands in ``input`` by itself, without a message around it."""
 
     type: Literal["input_text"]
     text: Text
@@ -322,9 +325,10 @@ class ResponsesRequest(ConversationRequest):
         return messages
 
     def all_tools(self) -> list[PlacedTool]:
-        """Return the tools of the request and of items in the input, each with its place.
+        """Return the tools in the field ``tools`` and in items of ``input``, each with its place.
 
-        A function that items define again has its last definition.
+        If a function is defined several times, the last item that defines it counts, and
+        definitions in ``tools`` count least.
         """
         added: dict[object, PlacedTool] = {}
         for number, item in enumerate(self.input):
@@ -341,7 +345,10 @@ class ResponsesRequest(ConversationRequest):
         return [*own, *added.values()]
 
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
-        """Return namespace and own name of each namespaced function, by its name for the model."""
+        """Return the namespace and the own name of each function that is in a namespace.
+
+        The keys are the names that the model sees: ``{"NS__F": ("NS", "F")}``.
+        """
         names = dict[str, tuple[str, str]]()
         for _, tool in self.all_tools():
             if isinstance(tool, Namespace):
@@ -364,7 +371,7 @@ class ResponsesRequest(ConversationRequest):
         )
 
     def described(self) -> dict[str, Any]:
-        """Return the options of the request as the response repeats them."""
+        """Return the fields of the response that repeat the request's options."""
         form = None if self.text is None else self.text.format
         text_format: dict[str, Any] = {"type": "text" if form is None else form.type}
         if form is not None and form.type == "json_schema":
@@ -397,7 +404,10 @@ PlacedTool = tuple[SchemaPath, FunctionTool | Namespace | Skipped]
 
 
 def _tool_key(path: SchemaPath, tool: FunctionTool | Namespace | Skipped) -> object:
-    """Return a key of a tool that is equal for functions of the same name only."""
+    """Return the key by which definitions of the same tool are found.
+
+    The key of a function is its name. Any other tool has its path as a unique key.
+    """
     return tool.function.name if isinstance(tool, FunctionTool) else path
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pronk.server.protocol.responses import ResponsesRequest
 
 _ID_PREFIXES: Mapping[BlockKind, str] = {"thought": "rs", "text": "msg", "call": "fc"}
-# Prefixes of the names of events: ``.delta`` has a part of the content, ``.done`` all of it.
+# First part of the names of a block's events. An event ``….delta`` has new content of the block, an
+# event ``….done`` all of it.
 _EVENTS: Mapping[BlockKind, str] = {
     "thought": "response.reasoning_text",
     "text": "response.output_text",
@@ -41,9 +42,9 @@ class ResponsesReply(AnswerReply):
         self._numbers = count()
         self._namespaces = self.request.namespaces()
         (self._parser,) = self.parsers
-        self._empty = Block("text", 0)  # block of an answer without any
+        self._empty = Block("text", 0)  # the output has this block if the answer has none
         self._open: Block | None = None  # block whose item is not closed yet
-        # Number of log-probabilities of a block that were sent, by number of the block.
+        # By number of a block, the number of its tokens whose log-probabilities were sent.
         self._num_sent: dict[int, int] = {}
 
     def start(self) -> list[dict[str, Any]]:

@@ -43,7 +43,11 @@ class TokenizeRequest(ChatRequest):
             super().check(limits)
 
     def check_beginning(self) -> None:
-        """Raise ``ApiError`` if the request continues an answer, but the last message is none."""
+        """Raise ``ApiError`` if the request continues an answer and does not end with one.
+
+        Unlike chats, ``/tokenize`` also accepts a prompt that does not begin an answer
+        (``add_generation_prompt: false``).
+        """
         if self.continues_answer and self.messages[-1].role != "assistant":
             super().check_beginning()
 

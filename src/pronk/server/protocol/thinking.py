@@ -19,9 +19,9 @@ _SWITCHES = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
 
 
 def _read_number(value: Any) -> Any:
-    """Return ``False`` for 0, ``True`` for 1, and any other number as a word.
+    """Return ``False`` for 0, ``True`` for 1, and any other number as a text, such as ``"2.5"``.
 
-    No model follows such a word.
+    The server ignores and reports such a text, because it is no known effort.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
@@ -33,7 +33,7 @@ def _read_number(value: Any) -> Any:
 ThinkingHint = Annotated[
     bool | Annotated[Text, Field(max_length=64)], BeforeValidator(_read_number)
 ]
-# Maximum number of tokens of thoughts; -1 leaves it to the model.
+# Maximum number of tokens of thoughts; -1 is the same as no maximum.
 ThinkingBudget = Annotated[
     Annotated[int, Field(ge=0, le=2**31)] | None,
     BeforeValidator(lambda value: None if value == -1 else value),
@@ -50,11 +50,16 @@ class Thinking:
     effort: str | None = None  # one of ``EFFORTS``, or an unknown word, which is ignored
     enabled: bool | None = None
     budget: int | None = None  # maximum number of tokens of thoughts
-    field: str = "thinking"  # name of the field
+    # Name of the request's field, for errors and for the report of ignored fields.
+    field: str = "thinking"
 
     @classmethod
     def of_hint(cls, field: str, hint: bool | str | None) -> Thinking:
-        """Return what a field asks by a switch (``True``, ``"off"``) or an effort (``"high"``)."""
+        """Return the thinking options of a field whose value is a switch or an effort.
+
+        A switch is a boolean or a word such as ``"off"``; any other word is an effort, such as
+        ``"high"``. ``None`` sets nothing.
+        """
         if hint is None or isinstance(hint, bool):
             return cls(enabled=hint, field=field)
         word = hint.strip().lower()
@@ -64,19 +69,22 @@ class Thinking:
 
     @property
     def asks(self) -> bool:
-        """Whether the field asks for anything."""
+        """Whether the field sets a switch, an effort or a budget."""
         return self.effort is not None or self.enabled is not None or self.budget is not None
 
     @property
     def values(self) -> tuple[str | None, bool | None, int | None]:
-        """Effort, switch and budget; the effort is ``None`` if no model follows it."""
+        """Effort, switch and budget, for the comparison with another field.
+
+        The effort is ``None`` if it is "none", which is a switch, or an unknown word.
+        """
         is_switch = self.effort == "none"
         has_effort = self.effort in EFFORTS and not is_switch
         return self.effort if has_effort else None, self.enabled, self.budget
 
     @property
     def _is_switched_off(self) -> bool:
-        """Whether a switch is off, so that the effort does not count."""
+        """Whether a switch, not the effort "none", turns thinking off, so that no effort counts."""
         return self.enabled is False and self.effort != "none"
 
     def template_options(self) -> dict[str, Any]:
@@ -98,7 +106,7 @@ class Thinking:
 
 
 def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
-    """Return what several fields together ask of thinking.
+    """Join the thinking options that several fields of a request set.
 
     An effort contradicts no switch, because clients send the effort of their settings even if
     thinking is off.
@@ -114,7 +122,7 @@ def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
                 advice = f"leave {first.field} or {second.field} out"
                 raise refuse(second.field, f"{expected}, found another one; {advice}")
     efforts = [wish for wish in asking if wish.effort is not None]
-    named = [*efforts, *asking]  # the report names the field of the effort
+    named = [*efforts, *asking]  # the report of ignored fields then names the field with the effort
     return Thinking(
         effort=efforts[0].effort if efforts else None,
         enabled=next((wish.enabled for wish in asking if wish.enabled is not None), None),
@@ -126,11 +134,12 @@ def join_wishes(wishes: Sequence[Thinking]) -> Thinking:
 class ThinkingConfig(Record):
     """Field ``thinking`` of Anthropic's API: off, or on with or without a budget in tokens."""
 
-    type: Text = Field("enabled", max_length=64)  # "disabled", or a kind of thinking
+    # A word of ``_OFF`` turns thinking off, any other word on.
+    type: Text = Field("enabled", max_length=64)
     budget_tokens: ThinkingBudget = None
 
     def wishes(self) -> list[Thinking]:
-        """Return what the object asks of thinking."""
+        """Return the thinking options that the fields of the object set, one item per field."""
         return [
             Thinking(enabled=self.type not in _OFF, field="thinking"),
             Thinking(budget=self.budget_tokens, field="thinking.budget_tokens"),
@@ -148,7 +157,7 @@ class ReasoningOptions(Record):
     max_tokens: ThinkingBudget = None
 
     def wishes(self) -> list[Thinking]:
-        """Return what the object asks of thinking."""
+        """Return the thinking options that the fields of the object set, one item per field."""
         return [
             Thinking.of_hint("reasoning.effort", self.effort),
             Thinking(enabled=self.enabled, field="reasoning.enabled"),
@@ -159,7 +168,10 @@ class ReasoningOptions(Record):
 def wishes_of(
     field: str, value: ThinkingConfig | ReasoningOptions | bool | str | None
 ) -> list[Thinking]:
-    """Return what a field asks of thinking; its value is an object, a switch or an effort."""
+    """Return the thinking options that a field sets.
+
+    Its value is an object with options, a switch (true, ``"off"``) or an effort (``"high"``).
+    """
     if isinstance(value, (ThinkingConfig, ReasoningOptions)):
         return value.wishes()
     return [Thinking.of_hint(field, value)]

@@ -1,4 +1,4 @@
-"""Tools of a request, the choice among them, and the earlier calls in its messages."""
+"""Tools that a request offers, its field ``tool_choice``, and tool calls in its messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_VALUES = 2**16
 MAX_ID = 512  # maximum number of characters of the id of a call
 
 
-# Half of a surrogate pair, as a character or as an escape.
+# Half of a surrogate pair in a JSON text, as a character or as the escape \udXXX.
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 
 
@@ -64,7 +64,7 @@ def complete_arguments(value: Any) -> Any:
             raise ValueError(msg)
         found, is_json = _parse(value)
         if is_json and isinstance(found, dict) and not _SURROGATE.search(value):
-            return value  # the text that the model wrote
+            return value  # unchanged, because it is the text that the model wrote
     if not isinstance(found, dict):
         found = {} if found is None or found in EMPTY else {"arguments": found}
     # Clients cut texts between the halves of a surrogate pair; a half becomes U+FFFD.
@@ -73,12 +73,13 @@ def complete_arguments(value: Any) -> Any:
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """Return the value of a JSON text that may end early, and whether the text is complete.
+    """Return the value of a JSON text that may be cut off, and whether the text is valid JSON.
 
-    A text with NaN does not count as complete. The value of a text that is no JSON is the text.
+    A text with NaN is not valid. If nothing can be read, the value is the text itself.
     """
     with suppress(ValueError, RecursionError):
-        return parse_json(text, parse_constant=int), True  # int("NaN") raises ValueError
+        # ``int`` raises ValueError for NaN and Infinity.
+        return parse_json(text, parse_constant=int), True
     with suppress(ValueError, RecursionError):
         return parse_json(text, parse_constant=lambda _: None), False
     with suppress(ValueError, RecursionError):
@@ -102,7 +103,7 @@ class FunctionCall(Record):
 class ToolCall(Record):
     """Tool call in an earlier message of the assistant."""
 
-    # The next result without an id belongs to a call without an id.
+    # If a call has no id, a later result without an id is its result.
     id: Text = Field("", max_length=MAX_ID)
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -115,7 +116,11 @@ class SkippedCall(Skipped):
 
 
 def _read_schema(value: Any) -> Any:
-    """Return a schema as an object: ``true`` allows any arguments, ``false`` none."""
+    """Replace a boolean as the JSON schema of a function's arguments.
+
+    ``true`` allows any arguments and becomes ``{}``. ``false`` allows no arguments and becomes
+    ``None``.
+    """
     if not isinstance(value, bool):
         return value
     return {} if value else None
@@ -175,7 +180,11 @@ class FunctionName(Record):
 
 
 def tool_class(tool: Mapping[str, Any]) -> type[Record]:
-    """Return the class of a tool: ``Skipped`` for other tools than functions with a usable name."""
+    """Return the class that parses a tool.
+
+    The class is ``Skipped``, for tools that the server ignores, unless the tool is a function whose
+    name a grammar can have (``TOOL_NAME``).
+    """
     if (type_of(tool) or "function") != "function":
         return Skipped
     function = tool.get("function", tool)
@@ -232,9 +241,9 @@ class ToolUse:
     parallel: bool | None = None
     # Names of the tools that the answer may call; None means all of them.
     only: Collection[str] | None = None
-    # Place of each function's schema in the request, for error messages.
+    # Names and indices that lead to each function's schema in the request, for error messages.
     schemas_at: Sequence[SchemaPath] = ()
-    skipped: Sequence[Skipped] = ()  # tools that this server does not use
+    skipped: Sequence[Skipped] = ()  # tools of types that the server ignores, such as a web search
 
     @classmethod
     def of(
@@ -245,13 +254,13 @@ class ToolUse:
         parallel: bool | None = None,
         skipped: Sequence[Skipped] = (),
     ) -> ToolUse:
-        """Make the value from the fields of a request.
+        """Return the tools and allowed calls that the fields of a request describe.
 
         Args:
             offered: each function with the place of its schema in the request.
             choice: field ``tool_choice``.
             parallel: field ``parallel_tool_calls``.
-            skipped: tools that the server does not use.
+            skipped: tools of types that the server ignores, such as a web search.
 
         Raises:
             ApiError: the choice names a tool that the server does not use, is of an unknown type,
@@ -357,7 +366,9 @@ class ToolUse:
         return [function.to_template() for function in self.functions]
 
     def schemas(self) -> Mapping[str, str]:
-        """Return the JSON text of each allowed tool's schema, as far as a grammar can enforce it.
+        """Return the JSON text of the argument schema of each tool that the answer may call.
+
+        The keys are the tools' names. Keywords that a grammar cannot enforce are left out.
 
         Raises:
             ApiError: the schema of any tool allows no object.
@@ -368,7 +379,7 @@ class ToolUse:
         return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
 
     def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
-        """Return the paths of the keywords in schemas that calls need not follow.
+        """Return the paths of keywords in the tools' schemas that the answer's calls may violate.
 
         For example ``tools[0].function.parameters.not``.
 
@@ -401,7 +412,10 @@ class ToolUse:
 
     @cached_property
     def _relaxed(self) -> Sequence[Relaxed]:
-        """Schema of each function as far as a grammar can enforce it, and the dropped keywords."""
+        """Schema of each function's arguments, and its keywords that a grammar cannot enforce.
+
+        The schema lacks these keywords.
+        """
         try:
             return relax_tools([function.parameters for function in self.functions])
         except OptionError as error:
@@ -442,7 +456,10 @@ _MODES: Mapping[str, Literal["none", "auto", "required"]] = {
 
 
 def _function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of functions in ``allowed_tools``, in the form of chats or of responses."""
+    """Return the names of the functions that ``allowed_tools`` lists.
+
+    A function is ``{"function": {"name": …}}`` in chats, and ``{"name": …}`` in ``/v1/responses``.
+    """
     names = list[str]()
     for tool in tools:
         if tool.get("type", "function") == "function":

@@ -1,4 +1,4 @@
-"""Unions of classes for a field of a request, of which the value itself selects one."""
+"""Unions of pydantic classes for a field of a request; its JSON value selects one class."""
 
 from __future__ import annotations
 
@@ -47,5 +47,8 @@ def as_typed(value: Any) -> Any:
 
 
 def _tag(chosen: type) -> str:
-    """Return the name of a class in the location of an error; hardly any field has such a name."""
+    """Return the tag of a class, ``<NAME>``, which pydantic writes into the location of an error.
+
+    The brackets tell tags from the names of a request's fields.
+    """
     return f"<{chosen.__name__}>"

@@ -105,7 +105,7 @@ def app(args: ApplicationArgs) -> Any:
 
 
 class _Server:
-    """Class of the servers' deployment; :class:`_AsgiApplication` answers the requests."""
+    """Ray Serve deployment of the server processes; ``_AsgiApplication`` answers their requests."""
 
     def __init__(self, model: Any) -> None:
         del model  # Ray starts the replicas' deployment because it is an argument here
@@ -132,7 +132,7 @@ class _AsgiApplication:
             await Response('{"status": "ok"}', media_type="application/json")(scope, receive, send)
             return
         try:
-            # A probe of /ready is answered in time, and the application is built further.
+            # /ready is answered in time; the application is built further in the meantime.
             wait = _READY_TIMEOUT if scope["path"] == "/ready" else None
             guard = await asyncio.wait_for(self._get_guard(), wait)
         except (PronkError, ReplicaLostError, RayError, RayServeException, TimeoutError) as error:

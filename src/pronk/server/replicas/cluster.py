@@ -32,7 +32,8 @@ MODEL = "model"  # Ray Serve's name of the deployment whose replicas run the mod
 _ROUTER = "pronk.server.replicas.routing.PrefixRouter"
 _QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
 
-# All timeouts, periods, intervals and delays are in seconds.
+# All timeouts, periods, intervals and delays are in seconds. The first one is the time limit to
+# connect to a Ray cluster.
 _CONNECT_TIMEOUT = 5.0
 _LOAD_TIMEOUT = 1200.0  # time limit for all replicas to load the model
 # Time limit for all replicas to stop, after the seconds of ``ReplicaPlan.drain``.
@@ -66,17 +67,17 @@ class ReplicaPlan:
     cpus: float = 1.0  # number of cores per replica
     # Seconds with fewer than ``_TARGET_REQUESTS`` per replica until a replica is removed.
     downscale_delay: float = 60.0
-    # By name of a Ray resource, the amount that a replica needs.
+    # Amount of each Ray resource that a replica needs, by the name of the resource.
     resources: Mapping[str, float] = field(default_factory=dict)
     # Working directory of the replicas, for relative paths.
     folder: str = field(default_factory=os.getcwd)
-    # Name of the Ray Serve application that the replicas delete when their server's process has
-    # ended; None: they stay.
+    # Name of the Ray Serve application of the replicas. They delete the application when the
+    # server's process has ended; with None, they go on running.
     app: str | None = None
 
 
 def connect(address: str | None, cpus: int) -> None:
-    """Connect to the Ray cluster at an address, or start one with ``cpus`` cores for ``None``.
+    """Connect to the Ray cluster at ``address``; for ``None``, start one with ``cpus`` cores.
 
     Raises:
         OptionError: there is no cluster at the address, or none can be started.
@@ -280,7 +281,8 @@ class RayReplicas:
     """Client of the running replicas of the Ray Serve application ``app``."""
 
     def __init__(self, app: str) -> None:
-        self.handle: Any = serve.get_deployment_handle(MODEL, app)  # its stream has no type
+        # Ray's types lack the methods of streaming responses.
+        self.handle: Any = serve.get_deployment_handle(MODEL, app)
 
     def about(self) -> ReplicaInfo:
         """Return the description of any replica.
@@ -331,7 +333,11 @@ def cause_of(error: BaseException | str) -> str:
 
 
 def _app_error(app: str, error: BaseException) -> str:
-    """Return why an application does not serve: pronk's exception in a replica, else ``error``."""
+    """Return why the Ray Serve application ``app`` does not run, as one line.
+
+    The line is the message of pronk's exception in a replica, if Ray reports one, otherwise that of
+    ``error``.
+    """
     application = serve.status().applications.get(app)
     if application is not None:
         for status in application.deployments.values():

@@ -51,7 +51,7 @@ _PAUSE = 0.1
 _MAX_PAUSE = 2.0
 # Seconds in which a replica must answer, so that the dispatcher is ready.
 _READY_TIMEOUT = 2.0
-# Seconds for which the dispatcher is ready after an answer.
+# Seconds after an answer of a replica in which is_ready() does not ask a replica again.
 _READY_SECONDS = 1.0
 # Seconds after the deadline in which the replica itself may still report the DeadlineError.
 _GRACE = 1.0
@@ -136,13 +136,13 @@ class Dispatcher:
         self._admission = AdmissionLimit(max_requests, shared=shared)
         self.executor = FairExecutor(REQUEST_THREADS, "pronk-requests", shared=shared)
         self._closed = False
-        # Load in the last message of each replica, by name.
+        # Last reported load of each replica, by the replica's name.
         self._loads: dict[str, EngineLoad] = {}
         # Number of requests on each replica, by name.
         self._active = Counter[str]()
         # Number of requests on each dead replica at its death, by name.
         self._active_at_death: dict[str, int] = {}
-        # Time until which the dispatcher is ready (``perf_counter``).
+        # Time (``perf_counter``) until which is_ready() returns True without asking a replica.
         self._ready_until = 0.0
 
     @property
@@ -161,7 +161,8 @@ class Dispatcher:
                     try:
                         await self._replicas.about_async()
                     except ReplicaLostError:
-                        await asyncio.sleep(_PAUSE)  # another replica may work
+                        # After a failure; meanwhile, another replica may become ready.
+                        await asyncio.sleep(_PAUSE)
                     else:
                         self._ready_until = perf_counter() + _READY_SECONDS
         except TimeoutError:
@@ -298,7 +299,7 @@ class Dispatcher:
             self._release(stream.replica)
 
     def _release(self, replica: str) -> None:
-        """Subtract a request from the count of a replica; forget a replica without requests."""
+        """Subtract one from a replica's number of requests; forget a replica that has none left."""
         self._active[replica] -= 1
         if self._active[replica] <= 0:
             for state in (self._active, self._active_at_death, self._loads):
@@ -356,7 +357,12 @@ class _FailureCounts:
     blame: float = 0.0
 
     def add_death(self, blame: float, *, replaying: bool) -> None:
-        """Count the death of a replica; raise ``ClosedError`` if a limit is reached."""
+        """Count the death of a replica during this request; at a limit, raise ``ClosedError``.
+
+        Args:
+            blame: probability that this request is the cause: 1 / (requests on the replica).
+            replaying: whether the replica was repeating tokens that the client already has.
+        """
         self.count += 1
         self.replay_deaths += replaying
         self.blame += blame

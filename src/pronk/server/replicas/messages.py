@@ -33,7 +33,7 @@ class ReplicaInfo:
 class GenerateRequest:
     """Arguments of :meth:`pronk.async_llm.AsyncLLM.steps`, and fields that select a replica."""
 
-    prompts: Sequence[list[int]]  # token ids
+    prompts: Sequence[list[int]]  # token ids of each prompt
     params: SamplingParams  # ``seed`` is set, so that every replica generates the same text
     # prefix_digests() of the first prompt, to find a replica with this prefix in its KV cache.
     prefix: Sequence[bytes] = ()

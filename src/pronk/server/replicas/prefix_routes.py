@@ -22,7 +22,8 @@ Name = TypeVar("Name")
 # Maximum number of digests in ``PrefixRoutes``; the least recently used ones are dropped.
 _MAX_DIGESTS = 200_000
 _MAX_BLOCKS = 128  # maximum number of digests of a prompt; later blocks have none
-# A replica is much busier if it has more than this number of requests above the least busy one.
+# A replica is much busier than the others if it has more requests than the least busy one, by more
+# than this number.
 _MAX_EXTRA_REQUESTS = 8
 _DIGEST_SIZE = 8  # bytes per digest
 _MAX_EARLY_ENDS = 1024  # maximum length of ``InFlightRequests._early_ends``
@@ -91,8 +92,8 @@ class InFlightRequests(Generic[Name]):
     """
 
     def __init__(self) -> None:
-        # By request id: the selected replica, and the request's future until the replica accepts
-        # the request, then None.
+        # For each request id, the selected replica and the request's future. The future is None
+        # once the replica has accepted the request.
         self._requests: dict[str, tuple[Name, Future[Any] | None]] = {}
         # Ray may report the end of a request before it reports that the replica accepted the
         # request. Until then, the request id and the replica are here.

@@ -25,12 +25,15 @@ from pronk.server.replicas.messages import (
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "pronk"  # Ray's namespace of :class:`ServerProcess`
-# Limit of a replica's engine. The limits of the dispatcher and of Ray Serve are lower.
+# Maximum number of samples in a replica's engine. The dispatcher and Ray Serve have lower limits.
 _MAX_REQUESTS = 2**20
 
 
 class ServerProcess:
-    """Actor without methods, which Ray ends when the server's process ends."""
+    """Actor that Ray ends together with the server's process; it has no methods.
+
+    Replicas look it up to learn whether the server still runs.
+    """
 
 
 class Replica:

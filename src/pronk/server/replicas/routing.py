@@ -10,7 +10,7 @@ from pronk import SamplingParams
 from pronk.server.replicas.messages import GenerateRequest
 from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 
-# Request of calls that have none, such as Replica.about().
+# Stands in for the request of calls without one, such as Replica.about().
 _EMPTY_REQUEST = GenerateRequest([], SamplingParams())
 
 

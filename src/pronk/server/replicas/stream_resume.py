@@ -49,7 +49,7 @@ class ResumableStream:
         self._first_step = 0  # number of decoding steps that earlier replicas delivered
         self._started = perf_counter()
         self._resumed = self._started  # time at which the current replica got the request
-        # By number of a step, its time in seconds from the start of the request.
+        # Time of each step, by its number, in seconds since the start of the request.
         self._clocks: dict[int, float] = {}
 
     def next_request(self, deadline: float | None, num_failures: int) -> GenerateRequest:

@@ -35,12 +35,15 @@ from jinja2.utils import Namespace
 
 # Maximum characters of a rendered text: some 8 million tokens, more than any context window has.
 _MAX_TEXT = 2**25
-# Maximum characters of an error message, whose text may come from the template.
+# Maximum characters of an error message; its text may come from the template, which is untrusted.
 _MAX_ERROR = 300
 
 
 class _DictFunction:
-    """Replacement of the class ``dict`` in templates, without access to Python's internals."""
+    """Replacement of the class ``dict`` in templates: it creates dictionaries, and nothing else.
+
+    A template could reach Python's internals through the class itself.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -52,7 +55,7 @@ class _DictFunction:
 class _PublicNamespace(Namespace):
     """A namespace of Jinja that refuses names with a leading underscore.
 
-    A template could reach Python's internals by such names.
+    By such names a template could reach Python's internals.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -90,7 +93,10 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as the filter ``tojson`` of transformers does: without Jinja's HTML escapes."""
+    """Return a value as JSON text, as the filter ``tojson`` of transformers does.
+
+    Unlike Jinja's own filter, it does not escape characters of HTML.
+    """
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -114,10 +120,10 @@ _JINJA.globals |= {
     "raise_exception": _raise_exception,
     "strftime_now": _strftime_now,
 }
-del _JINJA.globals["lipsum"]  # returns random text
+del _JINJA.globals["lipsum"]  # remove a function that returns random text
 
 
-@lru_cache(8)  # a model has one or two templates
+@lru_cache(8)  # cache of templates by source; a model has one or two
 def _compile(source: str) -> tuple[Template, bool]:
     """Return the compiled template, and whether it loops over the parts of a message's content."""
     tree = _JINJA.parse(source)
@@ -127,9 +133,10 @@ def _compile(source: str) -> tuple[Template, bool]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether an expression of a template is a message's content.
+    """Return whether an expression of a template reads a message's content.
 
-    Examples are ``content``, ``m.content``, ``m["content"]`` and ``m["content"][1:] | list``.
+    Examples are ``content``, ``m.content``, ``m["content"]`` and ``m["content"][1:] | list``. A
+    template that loops over such an expression takes the content as a list of parts.
     """
     if isinstance(node, nodes.Getitem):
         if isinstance(node.arg, nodes.Slice):
@@ -143,7 +150,7 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 def answer(line: bytes) -> bytes:
-    """Compile the template of a request, render it if ``values`` are given, and return the reply.
+    """Return the reply to a request: compile its template, and render it if it has ``values``.
 
     The request and the reply are JSON in UTF-8.
     """

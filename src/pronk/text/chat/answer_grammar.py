@@ -55,29 +55,29 @@ from pronk.text.guide import MAX_SIZE, Guide, schema_text
 from pronk.text.json_schema.relax import Relaxed, check, relax
 from pronk.text.json_schema.translation import TYPES
 
-# Thoughts in an answer. ``"open"``: the prompt ends with the begin marker, so the answer begins
-# with thoughts.
+# Where thoughts may be in an answer: nowhere, or at its beginning. ``"open"``: the prompt ends with
+# the begin marker of thoughts, so the answer begins within them.
 Thinking = Literal["never", "optional", "open"]
 
-# Maximum characters of the rules of all schemas of a grammar together. The other half of the
+# Maximum characters of the rules for the arguments of all tools in a grammar. The other half of the
 # grammar is left to names of tools and to a form of the text.
 _MAX_SCHEMAS_SIZE = MAX_SIZE // 2
-_RULES_SIZE = 500  # maximum characters of the rules around a schema
-# Maximum characters of white space at one place of a call without markers, which must not go on for
-# ever.
+_RULES_SIZE = 500  # maximum characters of a tool's other rules, besides those of its arguments
+# Maximum characters of white space at one place of a call without markers. Without a limit, a model
+# could write white space for ever.
 _MAX_SPACE = 16
-MAX_CALLS = 16  # maximum calls of one answer; a small model may repeat calls without end
-# Repetitions of a call: from none, and after the first call.
+MAX_CALLS = 16  # maximum number of calls in an answer; a small model may repeat calls without end
+# Lark's numbers of repetitions: 0 to MAX_CALLS calls, and as many after the first call.
 _CALLS = f"{{0,{MAX_CALLS}}}"
 _MORE_CALLS = f"{{0,{MAX_CALLS - 1}}}"
 _SPACES = r"[ \t\r\n]*"
-# An escaped character, or a slash, which Lark needs escaped.
+# An escaped character, or a slash; Lark needs a slash escaped.
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """Builder of the grammars for one model's answers.
+    """Builder of the grammars that force the answers of one model.
 
     Attributes:
         symbols: symbols of the model's tokens.
@@ -109,10 +109,11 @@ class AnswerGrammar:
             thinking: place of thoughts in the answer.
 
         Raises:
-            OptionError: the schemas and the form are too large together; schemas of
-                :func:`relax_tools` alone are not.
+            OptionError: the schemas and the form are too large together. Schemas that
+                :func:`relax_tools` returned never are without a form.
         """
-        # Whether an answer without calls may have anything besides its text.
+        # Whether an answer without calls may have anything in addition to its text: thoughts, or a
+        # header.
         has_headers = self.reasoning is not None and (
             thinking != "never" or bool(self.reasoning.before_text)
         )
@@ -135,7 +136,7 @@ class AnswerGrammar:
 
     @property
     def _other_ids(self) -> str:
-        """Expression for the tokens that llguidance matches by id only, without markers: ``<[5]>``.
+        """Expression for the tokens that llguidance matches by id only, except markers: ``<[5]>``.
 
         Empty if the tokenizer has no such tokens.
         """
@@ -146,27 +147,32 @@ class AnswerGrammar:
 
     @property
     def _others(self) -> str:
-        """Expression for text up to the last id-only token, ``(TEXT <[5]>)*``, or nothing."""
+        """Expression for text up to and including its last token that is matched by id only.
+
+        It is ``(TEXT <[5]>)*``, or empty if the tokenizer has no such tokens.
+        """
         return f"(TEXT {self._other_ids})*" if self._other_ids else ""
 
     @property
     def _first_others(self) -> str:
-        """Expression for the beginning of an answer up to its last id-only token.
+        """Expression for an answer's beginning, up to its last token that is matched by id only.
 
-        The answer has at least one such token, and does not begin like a call without markers.
+        The beginning has at least one such token, and is not the beginning of a call without
+        markers.
         """
         return f"PLAIN? {self._other_ids} {self._others}"
 
     def _first_text(self) -> list[str]:
-        """Return the rules for an answer's text that does not begin like a call without markers.
+        """Return the rules of ``first``: text at the beginning of an answer that is no bare call.
 
-        The rule ``BARE`` matches texts that begin like such a call.
+        A bare call is one without markers; the terminal ``BARE`` matches texts that begin like one,
+        and must be among the rules as well.
         """
         more = f" | {self._first_others} TEXT" if self._other_ids else ""
         return ["PLAIN: TEXT & ~BARE", f"first: PLAIN?{more}"]
 
     def _start(self, thinking: Thinking) -> str:
-        """Return the rule ``start``: thoughts, if allowed, before the answer."""
+        """Return the rule ``start``: thoughts, if ``thinking`` allows them, then the answer."""
         reasoning = self.reasoning
         if thinking == "never" or reasoning is None:
             return "start: answer"
@@ -176,7 +182,7 @@ class AnswerGrammar:
         return f"start: ({self.symbols.grammar(reasoning.begin)} thoughts {gap})? answer"
 
     def _until(self, rule: str, marker: str) -> list[str]:
-        """Return the rules for free text up to a marker and for the marker itself."""
+        """Return the rules for free text that ends with a marker, under the name ``rule``."""
         alternatives = []
         rules = []
         if marker in self.symbols.id_only:
@@ -194,7 +200,10 @@ class AnswerGrammar:
         allow_text: bool,
         allow_multiple: bool,
     ) -> list[str]:
-        """Return the rule ``answer`` for the part after thoughts, and the rules that it needs."""
+        """Return the rule ``answer``, for the part after the thoughts, and the rules that it needs.
+
+        The arguments are those of :meth:`guide`.
+        """
         rules = []
         dialect = self.dialect
         if form is not None:
@@ -218,7 +227,10 @@ class AnswerGrammar:
     def _calls(
         self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool
     ) -> list[str]:
-        """Return the rules for the text after the begin marker of calls."""
+        """Return the rules for what follows the begin marker of calls: ``body``, and its parts.
+
+        ``body`` is one call, or several if the format has several within one pair of markers.
+        """
         text = self.symbols.grammar
         more = ""
         if dialect.separator and allow_multiple:
@@ -247,7 +259,7 @@ class AnswerGrammar:
     def _text_and_calls(
         self, dialect: ToolDialect, schemas: Mapping[str, str], *, allow_multiple: bool
     ) -> list[str]:
-        """Return the rules for free text that may contain calls."""
+        """Return the rule ``answer`` for text that may contain calls, and rules that it needs."""
         if dialect.marker_optional:
             begin = f" ({self.symbols.grammar(dialect.begin)} body)?" if dialect.begin else ""
             bare = f"BARE: {json.dumps(dialect.before_name)} TEXT"
@@ -262,9 +274,9 @@ class AnswerGrammar:
         return [f"answer: bare | first_call body{rest} | first", *rules]
 
     def _first_call(self, marker: str) -> list[str]:
-        """Return the rules for an answer's text up to the first marker of calls.
+        """Return the rule ``first_call``: text up to and including the first marker of calls.
 
-        The text does not begin like a call without markers.
+        The text is the beginning of an answer. It does not begin like a call without markers.
         """
         alternatives = []
         rules = []
@@ -280,7 +292,7 @@ class AnswerGrammar:
 
 
 def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
-    """Return the rules for a call without markers.
+    """Return the rules for a call without markers as a whole answer.
 
     The rule ``bare`` matches such a call, and ``BARE`` every text that begins like one.
     """
@@ -302,12 +314,12 @@ def _bare_calls(schemas: Mapping[str, str]) -> list[str]:
 
 
 def _one_of(names: Collection[str]) -> str:
-    """Return a regular expression for any of the names, such as ``get(?:_a|_b)?``.
+    """Return a regular expression that matches any of the names, such as ``get(?:_a|_b)?``.
 
     Names share their common beginnings (a trie), because a lexer follows each branch of an
     expression at every byte.
     """
-    # The beginning that the first and the last name share is common to all names between them.
+    # Sorted names have a common beginning if the first and the last one have it.
     first = min(names)
     last = max(names)
     size = 0
@@ -325,7 +337,10 @@ def _one_of(names: Collection[str]) -> str:
 
 
 def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of the tools that have each schema, by the schema."""
+    """Return the names of the tools that share a schema, by schema.
+
+    ``schemas`` are the schemas of the tools' arguments, by the tools' names.
+    """
     groups = dict[str, list[str]]()
     for name, schema in schemas.items():
         groups.setdefault(schema, []).append(name)
@@ -333,13 +348,16 @@ def _names_by_schema(schemas: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _spaced(text: str) -> str:
-    """Return a regular expression for a JSON text with any white space between its parts."""
+    """Return a regular expression for a JSON text, with limited white space between its parts."""
     parts = re.findall('"[^"]*"|.', text)
     return "".join(f"{_SPACES}{re.escape(part)}" for part in parts)
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """Return the JSON schema of a tool's arguments, relaxed by :func:`relax_arguments`."""
+    """Return the JSON schema of a tool's arguments as text, without what a grammar cannot enforce.
+
+    ``parameters`` is the schema in the tool's definition; ``None`` for a tool without arguments.
+    """
     return json.dumps(relax_arguments(parameters).schema, ensure_ascii=False)
 
 
@@ -397,7 +415,7 @@ def relax_arguments(parameters: Mapping[str, Any] | None, multiple: int = 1) -> 
 
 
 def _form(guide: Guide) -> str:
-    """Return the right side of a Lark rule that matches the texts of a guide."""
+    """Return the right side of a Lark rule that matches exactly the texts that a guide allows."""
     if guide.choice is not None:
         return " | ".join(json.dumps(text, ensure_ascii=False) for text in guide.choice)
     if guide.regex is not None:

@@ -22,12 +22,15 @@ from pronk.text.chat.thoughts import ChannelReader, Thought, ThoughtReader
 from pronk.text.thinking import ThinkingMarkers
 from pronk.text.tokenizer import Tokenizer
 
-Part = str | Thought | CallPart  # text, thoughts, or a part of a call
+Part = str | Thought | CallPart  # text, thoughts, or a part of a tool call
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """Format of one model's answers, which its tokenizer and its chat template determine."""
+    """Format of one model's answers: how the model writes thoughts and tool calls.
+
+    The model's tokenizer and chat template determine the format.
+    """
 
     tokenizer: Tokenizer
 
@@ -38,13 +41,13 @@ class AnswerFormat:
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """Format of thoughts; ``None`` if the chat template has no thoughts."""
+        """Format of thoughts; ``None`` if the chat template shows that the model writes none."""
         source = self.tokenizer.chat_template or ""
         return next((row for row in REASONING_FORMATS if row.template in source), None)
 
     @cached_property
     def dialect(self) -> ToolDialect | PromptError:
-        """Format of tool calls, or the error that says why the model has no format of calls."""
+        """Format of tool calls; or a PromptError that says why the model has no known format."""
         try:
             return find_tool_dialect(self.tokenizer)
         except PromptError as error:
@@ -52,7 +55,7 @@ class AnswerFormat:
 
     @cached_property
     def thinking_markers(self) -> ThinkingMarkers | None:
-        """Markers for the thinking budget; ``None`` if the model does not think."""
+        """Markers of thoughts, for a thinking budget; ``None`` if the model does not think."""
         row = self.reasoning
         symbols = self.symbols
         if row is None:
@@ -63,7 +66,10 @@ class AnswerFormat:
         return ThinkingMarkers(begin, end, end_ids, symbols.of_token, repeats=bool(row.before_text))
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the begin marker of thoughts."""
+        """Return whether a prompt ends with the begin marker of thoughts.
+
+        If so, the answer begins within thoughts.
+        """
         return self.thinking_markers is not None and self.thinking_markers.opened_by(prompt)
 
     def closed_by(self, prompt: Sequence[int]) -> bool:
@@ -86,7 +92,8 @@ class AnswerFormat:
     def grammar(self, *, tools: bool) -> AnswerGrammar:
         """Return the builder of grammars that force answers of this format.
 
-        With ``tools``, a model without a format of calls raises a PromptError.
+        If ``tools`` is True, the answers may have calls; then a PromptError is raised if the model
+        has no known format of calls.
         """
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
@@ -162,9 +169,9 @@ class AnswerReader:
         return self._read_calls(self._thoughts.push(symbols))
 
     def flush(self) -> list[Part]:
-        """End the answer, and return the withheld parts.
+        """End the answer, and return the parts that were withheld because they could still change.
 
-        An incomplete call after a complete one is dropped.
+        An incomplete call that follows a complete one is dropped.
         """
         if self._channels is not None:
             return _join(self._channels.flush())
@@ -179,7 +186,7 @@ class AnswerReader:
         return _join([*parts, *self._calls.flush()])
 
     def _read_calls(self, parts: Sequence[Thought | str]) -> list[Part]:
-        """Split the texts among ``parts`` into text and calls; thoughts stay as they are."""
+        """Split the texts among ``parts`` into text and tool calls; thoughts stay as they are."""
         read: list[Part] = []
         for part in parts:
             if isinstance(part, Thought):
@@ -198,11 +205,12 @@ class AnswerReader:
 
 @dataclass(frozen=True)
 class AnswerCalls:
-    """Calls that an answer may have.
+    """The tool calls that may be recognized in an answer.
 
     Attributes:
-        names: names of the tools.
-        has_form: whether text has a required form (:meth:`AnswerFormat.reader`).
+        names: names of the tools that the answer may call.
+        has_form: whether the answer's text has a required form, such as JSON. If so, only calls
+            with markers are recognized.
     """
 
     names: tuple[str, ...]
@@ -220,8 +228,8 @@ class RepeatedCalls:
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
         self._calls = set[tuple[str, str]]()  # names and arguments of the complete calls
-        self._name: str | None = None  # tool of the call that is being read
-        self._arguments = ""  # arguments of that call so far
+        self._name: str | None = None  # name of the tool in the call that is being read
+        self._arguments = ""  # arguments of the call that is being read, so far
 
     def push(self, text: str, token: int) -> bool:
         """Read the next token; return whether it completes a repetition or begins a call too many.
@@ -254,7 +262,7 @@ class RepeatedCalls:
 
 
 def _join(parts: Sequence[Part]) -> list[Part]:
-    """Join successive texts, thoughts, and parts of one call; drop empty texts."""
+    """Join adjacent parts of one kind: texts, thoughts, or parts of one call; drop empty texts."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
@@ -270,5 +278,5 @@ def _join(parts: Sequence[Part]) -> list[Part]:
 
 
 def _continues(part: CallPart, last: CallPart) -> bool:
-    """Return whether ``part`` has further arguments of the call of ``last``."""
+    """Return whether ``part`` has further arguments of the call to which ``last`` belongs."""
     return (part.index, part.name) == (last.index, last.name)

@@ -16,11 +16,12 @@ from secrets import token_hex
 from pronk.text.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
 from pronk.text.chat.keywords import KeywordArguments
 
-# Maximum characters from a call's beginning to the end of its tool's name, which has up to 128.
+# Maximum characters from the beginning of a call to the end of the tool's name. The name has up to
+# 128; anything longer is text.
 _MAX_CALL_START = 264
-# Characters of JSON that begin a string or change the nesting.
+# Characters that matter outside JSON strings: they begin a string or change the nesting.
 _OUTSIDE_STRING = re.compile(r'["{}\[\]]')
-# Characters of JSON that end a string or escape the next character.
+# Characters that matter within a JSON string: they end it or escape the next character.
 _INSIDE_STRING = re.compile(r'["\\]')
 
 
@@ -30,7 +31,7 @@ class CallPart:
 
     Attributes:
         index: number of the call within the answer, from 0.
-        arguments: next characters of the arguments' JSON.
+        arguments: the next characters of the JSON text of the arguments.
         ident: id of the call; ``None`` except in the call's first part.
         name: name of the tool; ``None`` except in the call's first part.
     """
@@ -47,26 +48,28 @@ def new_call_id() -> str:
 
 
 class JsonEnd:
-    """Incremental search for the end of a JSON object or list.
+    """Incremental search for the end of a JSON object or list in a streamed text.
 
     The text begins with the opening bracket of the object or list.
     """
 
     def __init__(self) -> None:
         self._depth = 0  # number of open brackets
-        self._quoted = False  # whether the character read last is within a string
-        self._escaped = False  # whether the character read last is a backslash that escapes
+        self._quoted = False  # whether the next character is within a string
+        self._escaped = False  # whether the next character is escaped by a backslash
 
     @property
     def found(self) -> bool:
-        """Whether all brackets are closed."""
+        """Whether all brackets were closed, so that the object or list is complete."""
         return self._depth == 0
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from the offset ``at`` up to the last closing bracket or the end of the text.
+        """Read ``text`` from the offset ``at`` up to the bracket that closes the object or list.
+
+        Without that bracket, read to the end of the text.
 
         Returns:
-            The offset after the text read, and the text read.
+            The offset after the characters read, and these characters.
         """
         stop = at
         while stop < len(text):
@@ -110,7 +113,8 @@ class CallReader:
         self._dialect = dialect
         self._names = frozenset(names)
         text = symbols.of_text
-        self._trigger = text(dialect.begin)  # symbols of the begin marker, if any
+        # symbols of the begin marker; empty if the format has none
+        self._trigger = text(dialect.begin)
         after_begin = text(dialect.after_begin)
         before_name = text(dialect.before_name)
         # Some tokenizers drop a space at the beginning of a text, so a leading space may be
@@ -118,28 +122,31 @@ class CallReader:
         self._before_name = {after_begin + before_name, after_begin.lstrip(" ") + before_name}
         self._before_ident = text(dialect.before_ident)
         self._before_arguments = text(dialect.before_arguments)
-        # Symbols up to the beginning of the arguments; method to call after them.
+        # Texts between the name of the tool and its arguments, each with the method to call after
+        # it.
         brace = "" if dialect.has_keywords else "{"
         self._openings = {self._before_arguments + brace: self._begin_arguments}
         self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
         next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
         self._next_call = next_call if dialect.separator else ""
         self._output: list[str | CallPart] = []
-        self._num_calls = 0  # number of calls so far
-        self._held_space: list[str] = []  # white space that is not emitted yet
-        # Whether the answer, or the text after its last call, is only white space so far.
+        self._num_calls = 0  # number of calls in the answer so far
+        # white space that was read and is emitted only if text follows
+        self._held_space: list[str] = []
+        # Whether all text so far, or since the last call, is white space.
         self._only_space = True
-        # Symbols that may come next; method to call after each.
+        # The texts one of which must come next, each with the method to call after it.
         self._expected: Mapping[str, Callable[[], None]] = {}
-        # The part of an expected text that was read so far, and the name of the tool after it.
+        # What was read so far of one of these texts, and of the name of the tool after it.
         self._seen = ""
-        # The begin marker read before ``_seen``; like ``_seen``, it is not emitted yet.
+        # The begin marker that was read before ``_seen``. It is withheld with ``_seen``: if no call
+        # follows, both are text.
         self._before = ""
-        self._name = ""  # the name of the tool as far as it was read
+        self._name = ""  # the characters of the tool's name that were read so far
         self.in_call = False
         self._arguments: JsonEnd | KeywordArguments = JsonEnd()
-        # State of the parser: the method that reads the text from an offset on and returns the next
-        # offset.
+        # State of the parser: the method for the next symbols. It reads the text from an offset on,
+        # and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
         if dialect.marker_optional:
             self._expect_call("")
@@ -154,7 +161,8 @@ class CallReader:
     def flush(self) -> list[str | CallPart]:
         """End the answer, and return the withheld text.
 
-        A beginning of a call that directly follows another call is dropped.
+        An incomplete beginning of a call is text, unless it directly follows another call: then it
+        is dropped.
         """
         if not self.in_call and not (self._num_calls and self._only_space):
             while self._read in (self._read_expected, self._read_name):
@@ -170,7 +178,10 @@ class CallReader:
         return [part for part in parts if part != ""]
 
     def _read_text(self, text: str, at: int) -> int:
-        """Read text up to the next character that may begin the begin marker, such as ``<``."""
+        """Read text up to the next character with which the begin marker begins, such as ``<``.
+
+        Return the offset of this character, or of the end of the text.
+        """
         stop = text.find(self._trigger[0], at) if self._trigger else -1
         stop = len(text) if stop < 0 else stop
         self._emit_text(text[at:stop])
@@ -179,7 +190,11 @@ class CallReader:
         return stop
 
     def _emit_text(self, symbols: str) -> None:
-        """Emit text, but withhold white space at the beginning of the answer and after calls."""
+        """Emit ``symbols`` as text, without the symbols of special tokens.
+
+        White space at the beginning of the answer and after calls is withheld until other text
+        follows.
+        """
         symbols = plain_text(symbols)
         if self._only_space:
             stripped = symbols.lstrip()
@@ -192,9 +207,10 @@ class CallReader:
             self._output.append(symbols)
 
     def _expect(self, expected: Mapping[str, Callable[[], None]], before: str = "") -> None:
-        """Begin to read one of several expected texts, each with the method to call after it.
+        """Wait for one of the texts ``expected``, each with the method to call once it was read.
 
-        ``before`` is the begin marker before the text, if it was read but is not emitted yet.
+        ``before`` is the begin marker, if it was read just before and is still withheld. If another
+        text follows, ``before`` and that text are emitted as text.
         """
         self._expected = expected
         self._seen = ""
@@ -216,7 +232,11 @@ class CallReader:
         return at + 1
 
     def _expect_call(self, before: str) -> None:
-        """Begin to read the text between the begin marker, ``before``, and the name of the tool."""
+        """Wait for the text between the begin marker and the name of the tool.
+
+        ``before`` is the begin marker, which is withheld until a call is certain; empty without
+        one.
+        """
         self._expect(dict.fromkeys(self._before_name, self._begin_name), before)
 
     def _begin_name(self) -> None:
@@ -240,13 +260,17 @@ class CallReader:
         self.in_call = True
         ident = {self._before_ident: self._begin_ident} if self._before_ident else {}
         self._expect({**self._openings, **ident})
-        return at  # the character at this offset begins one of the expected texts
+        # the character at this offset begins the text before the arguments, or before an id
+        return at
 
     def _begin_ident(self) -> None:
         self._read = self._read_ident
 
     def _read_ident(self, text: str, at: int) -> int:
-        """Read and drop an id that the model writes, which may be that of an earlier call."""
+        """Read and drop the id that the model writes for a call.
+
+        The model may repeat the id of an earlier call, so each call gets a new one instead.
+        """
         ident = self._seen.removeprefix(self._before_ident)
         if text[at] == self._before_arguments[0]:
             self._expect(self._openings)
@@ -269,7 +293,7 @@ class CallReader:
         stop, arguments = self._arguments.read(text, at)
         if arguments:
             self._output.append(CallPart(self._num_calls - 1, plain_text(arguments)))
-        if self._arguments.found:  # the end marker or the next call follows
+        if self._arguments.found:  # next is the end marker, or another call
             next_call = {self._next_call: self._begin_name} if self._next_call else {}
             self._expect({self._end_of_call: self._end, **next_call})
         return stop
@@ -279,15 +303,19 @@ class CallReader:
         self.in_call = False
 
     def _release(self) -> None:
-        """Emit the withheld text, but parse ``_seen`` once more if a call may begin within it."""
+        """Stop waiting for an expected text: what was withheld is no call.
+
+        The begin marker is emitted as text. The text after it is parsed once more, because a call
+        may begin within it.
+        """
         in_trigger = self._trigger in self._expected
         seen = self._seen
         before = self._before
         self._end()
         self._seen = self._before = ""
         if in_trigger or not self._trigger:
-            # No begin marker begins within ``seen``, as no marker contains its first character
-            # twice.
+            # No call begins within ``seen``: it is the beginning of a begin marker, and no marker
+            # contains its first character twice.
             self._emit_text(before + seen)
         else:
             self._emit_text(before)
@@ -296,9 +324,9 @@ class CallReader:
                 at = self._read(seen, at)
 
 
-# Parts of a call without markers (:class:`BareCallReader`), also for its grammar. They lack the
-# white space that may be around each part and between characters outside strings.
-OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the object: text after the object
+# Parts of a call without markers, for its reader and for its grammar. White space may stand around
+# each part and between characters outside strings; the parts here have none.
+OPENINGS = {"": "", "```": "```", "```json": "```"}  # text before the call: text after it
 BEFORE_NAME = '{"name":'
 AFTER_NAME = ',"arguments":'
 SPACE = " \t\r\n"  # characters of white space in JSON
@@ -314,26 +342,32 @@ class BareCallReader:
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        # Keys: text up to the first brace of the arguments. Values: name of the tool, text after
-        # the arguments.
+        # Keys: text of an answer up to the first brace of the arguments. Values: name of the tool,
+        # and the text that must follow the arguments.
         self._heads = {
             f'{opening}{BEFORE_NAME}"{name}"{AFTER_NAME}{{': (name, f"}}{closing}")
             for name in names
             for opening, closing in OPENINGS.items()
         }
-        self._head = ""  # the part of a key of ``_heads`` that was read so far
+        self._head = ""  # what was read so far of one of the keys of ``_heads``
         self._symbols: list[str] = []
         self._arguments: list[str] = []
         self._end = JsonEnd()
-        self._tail = ""  # the part of the text after the arguments that was read so far
+        self._tail = ""  # what was read so far of the text after the arguments
 
     @property
     def held(self) -> str:
-        """The withheld answer so far, with a lone surrogate for each special token."""
+        """The part of the answer that was read and is withheld, since it may be a call.
+
+        A lone surrogate stands for each special token.
+        """
         return "".join(self._symbols)
 
     def push(self, symbols: str) -> bool:
-        """Read the next piece of the answer; return whether all of it may still be a call."""
+        """Read the next piece of the answer.
+
+        Return True while the whole answer may still be a call; once False, it is text.
+        """
         self._symbols.append(symbols)
         at = 0
         while at < len(symbols):
@@ -349,7 +383,7 @@ class BareCallReader:
             elif not self._end.found:
                 at = self._read_arguments(symbols, at)
             else:
-                # Remove the special token that ends the answer, and white space.
+                # Leave out white space, and the special token that ends the answer.
                 self._tail += plain_text(symbols[at]).strip(SPACE)
                 if not self._heads[self._head][1].startswith(self._tail):
                     return False
@@ -362,7 +396,7 @@ class BareCallReader:
         return stop
 
     def flush(self) -> list[CallPart]:
-        """End the answer, and return the parts of its call; no parts if it is no complete call."""
+        """End the answer, and return the parts of its call, or no parts if it is not one call."""
         arguments = "".join(self._arguments)
         name, tail = self._heads.get(self._head, ("", ""))
         if not name or self._tail != tail:

@@ -42,8 +42,8 @@ _MARKERS = (
     "<|end|>", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>",
     "<|tool_call_end|>",
 )  # fmt: skip
-_FIRST = 0xD800  # first lone surrogate
-OTHER_SYMBOL = "\udfff"  # symbol of every special token that is not in _MARKERS
+_FIRST = 0xD800  # code of the first lone surrogate
+OTHER_SYMBOL = "\udfff"  # symbol of each special token that is no marker in _MARKERS
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -76,14 +76,14 @@ class TokenSymbols:
         }
 
     def of_token(self, token: int) -> str:
-        """Return the text of a token, or a lone surrogate for a special token.
+        """Return the text of a token; a lone surrogate for a special token.
 
-        The result for a token that is a part of a character is undefined.
+        For a token that is only a part of a character, the result is unspecified.
         """
         return self.of_special(token) or self._tokenizer.token_text(token) or ""
 
     def of_special(self, token: int | None) -> str:
-        """Return the lone surrogate of a special token; ``""`` for another token."""
+        """Return the lone surrogate that stands for a special token; ``""`` for another token."""
         if token in self._symbols:
             return self._symbols[token]
         return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
@@ -98,7 +98,7 @@ class TokenSymbols:
         return text
 
     def grammar(self, text: str) -> str:
-        """Return the Lark expression of a text with markers, such as ``"a" <[7]> "b"``.
+        """Return a Lark expression that matches a text with markers, such as ``"a" <[7]> "b"``.
 
         The expression of an empty text is empty.
         """
@@ -130,17 +130,17 @@ class TokenSymbols:
 
 
 def plain_text(symbols: str) -> str:
-    """Return a text without the lone surrogates that stand for special tokens."""
+    """Return a text of symbols without those of special tokens, which are lone surrogates."""
     return _SURROGATES.sub("", symbols)
 
 
-# Names of tools. OpenAI's API allows up to 64 letters, digits, _ and -; tools of MCP servers have
-# longer names.
+# Names of tools that are accepted. OpenAI's API allows up to 64 letters, digits, _ and -; tools of
+# MCP servers have longer names.
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 # Maximum number of characters of an id that a model writes into a call; Mistral's ids have 9.
 MAX_IDENT = 40
 
-# Name of the tool in the trial rendering; no template contains this name.
+# Name of the tool in the trial rendering of a chat template: a word that no template contains.
 _PROBE = "zanzibar_9"
 
 
@@ -223,7 +223,7 @@ TOOL_DIALECTS = (
     ),
     ToolDialect(
         "granite",
-        # Templates may write the list in several lines; the model writes it in one.
+        # Templates may write the list of calls in several lines; the model writes it in one.
         rf'<\|tool_call\|>\s*\[\s*\{{\s*"name": "{_PROBE}",\s*"arguments": \{{\s*"x": 1',
         begin="<|tool_call|>",
         after_begin="[",
@@ -232,7 +232,7 @@ TOOL_DIALECTS = (
     ),
     ToolDialect(
         "mistral list",
-        # The expression ends before the last brace, as an id may stand there.
+        # The expression ends before the last brace of the call, as an id may stand there.
         rf"\[TOOL_CALLS\](?P<after_begin> ?\[){_CALL_START}{_ARGUMENTS}",
         begin="[TOOL_CALLS]",
         before_end="]",
@@ -288,7 +288,7 @@ class ReasoningFormat:
         template: text that the chat template of a model with this format contains.
         begin: marker before the thoughts.
         end: marker after the thoughts.
-        after_end: text between the end marker and the answer, besides line breaks.
+        after_end: text between the end marker and the answer; if empty, only line breaks are there.
         before_text: header of text in the format ``channels``; empty in the other formats.
     """
 
@@ -309,8 +309,9 @@ REASONING_FORMATS = (
         "<|start|>assistant",
         "<|channel|>final<|message|>",
     ),
-    ReasoningFormat("think", "</think>", "<think>", "</think>"),  # Qwen3, DeepSeek-R1, SmolLM3
-    ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # Magistral
+    # the format of Qwen3, DeepSeek-R1, SmolLM3
+    ReasoningFormat("think", "</think>", "<think>", "</think>"),
+    ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # the format of Magistral
 )
 
 
@@ -326,7 +327,8 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)
     except PromptError:
-        without_call = ""  # the next condition raises a PromptError of its own
+        # the template fails without a call, too; the next condition raises its PromptError
+        without_call = ""
         with_call = ""
     if not 0 < without_call.count(_PROBE) < with_call.count(_PROBE):
         msg = (
@@ -338,7 +340,8 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         matches = list(re.finditer(row.template, with_call))
         if not matches:
             continue
-        groups = matches[-1].groupdict()  # the last match, as templates may show examples before
+        # the last match, as templates may show examples of calls before
+        groups = matches[-1].groupdict()
         changes: dict[str, Any] = {name: text for name, text in groups.items() if text is not None}
         if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
             changes["begin"] = ""

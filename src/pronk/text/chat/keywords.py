@@ -18,19 +18,21 @@ from typing import Any
 from pronk.text.json_schema.trial import accepts
 
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
-_SPECIAL = re.compile("[\ud800-\udfff]")  # symbols of special tokens
+_SPECIAL = re.compile("[\ud800-\udfff]")  # lone surrogates, which stand for special tokens
 _MARKS = re.compile(r"""["'()\[\]{},]""")
-# A string literal, or a constant of JSON outside strings.
+# In a text of arguments: a string literal, or a constant of JSON outside strings.
 _CONSTANTS = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b(true|false|null)\b""", re.DOTALL
 )
 _PYTHON = {"true": "True", "false": "False", "null": "None"}
-# An escape of a Python string, or a backslash that begins no escape, of which Python would warn.
+# In a string literal: an escape of Python, or a backslash that begins no escape, of which Python
+# would warn.
 _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
 
-_ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'  # expression for the name of an argument
+# Lark expression for the name of an argument that may have any name
+_ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'
 
-# Keywords of a translated schema that the grammar of keyword arguments leaves out.
+# Keywords of a translated schema that the grammar of keyword arguments does not enforce.
 _CONSTRAINTS = frozenset(
     {"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"}
 )
@@ -39,22 +41,22 @@ _CONSTRAINTS = frozenset(
 class KeywordArguments:
     """Incremental conversion of a call's arguments from Python's syntax to JSON.
 
-    The text begins after the opening parenthesis of the call.
+    The text that it reads begins after the opening parenthesis of the call.
     """
 
     def __init__(self) -> None:
         self.found = False  # whether the closing parenthesis was read
         self._quote = ""  # quotation mark of the string that is being read; empty outside strings
-        self._escaped = False  # whether the character read last is a backslash that escapes
-        self._depth = 0  # number of open brackets
-        self._argument: list[str] = []  # pieces of the argument that is being read
-        self._names: set[str] = set()  # names of the complete arguments
+        self._escaped = False  # whether the next character is escaped by a backslash
+        self._depth = 0  # number of brackets that are open
+        self._argument: list[str] = []  # pieces of the text of the argument that is being read
+        self._names: set[str] = set()  # names of the arguments that are complete
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read from the offset ``at`` up to the end of the arguments or of the text.
+        """Read ``text`` from the offset ``at`` up to the closing parenthesis or its end.
 
         Returns:
-            The offset after the text read, and the JSON of the arguments that ended in this text.
+            The offset after the characters read, and the JSON of the arguments that ended in them.
         """
         written = ""
         while at < len(text) and not self.found:
@@ -96,7 +98,10 @@ class KeywordArguments:
         return at
 
     def _take_argument(self) -> str:
-        """Return the JSON of the argument read last, with the braces and commas around it."""
+        """Return the JSON of the argument read last: ``{"a": 1``, or ``, "b": 2`` if not the first.
+
+        After the closing parenthesis, the closing brace follows.
+        """
         argument = _SPECIAL.sub("", "".join(self._argument))
         self._argument = []
         written = ""
@@ -113,7 +118,10 @@ class KeywordArguments:
 
 
 def _json(value: str) -> str:
-    """Return the JSON of a literal of Python or JSON, or of any other text as a string."""
+    """Return the JSON of an argument's value.
+
+    The value is a literal of Python or JSON; any other text becomes a JSON string.
+    """
     python = _CONSTANTS.sub(
         lambda match: _PYTHON[match[2]] if match[2] else _escaped(match[1]), value
     )
@@ -128,7 +136,10 @@ def _json(value: str) -> str:
 
 
 def _escaped(string: str) -> str:
-    """Return a string literal in which backslashes that begin no escape are doubled."""
+    """Return a Python string literal in which a backslash that begins no escape is doubled.
+
+    Python would warn of such a backslash.
+    """
     return _NO_ESCAPE.sub(lambda match: match[1] or "\\\\", string)
 
 
@@ -139,7 +150,7 @@ def write_call(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a literal of Python, with strings in double quotes as JSON writes them."""
+    """Return a literal of Python for a JSON value, with strings in double quotes as in JSON."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):
@@ -153,9 +164,9 @@ def _literal(value: object) -> str:
 def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) -> list[str]:
     """Return the Lark rules for keyword arguments of a schema and for the closing parenthesis.
 
-    The arguments are in the order of the schema's properties. The rules follow ``required`` and the
-    schemas of the properties; :func:`not_followed` returns the keywords that they leave out. If
-    any object fits the schema, the arguments may have any names.
+    The arguments are in the order of the schema's properties. The rules enforce ``required`` and
+    the schemas of the properties; :func:`not_followed` returns the keywords that they do not
+    enforce. If any object fits the schema, the arguments may have any names.
 
     Example, for an optional ``a`` and a required ``b`` of one type::
 
@@ -166,8 +177,8 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
     Args:
         rule: name of the first rule.
         schema: schema of an object, translated by :mod:`pronk.text.json_schema`.
-        values: names of the rules for values by their expressions. All tools of a grammar share
-            this dictionary, which the call extends.
+        values: names of the rules for values, by the rules' Lark expressions. All tools of a
+            grammar share this dictionary and its rules; the call adds new ones to it.
     """
     arguments = _Arguments.of(json.loads(schema))
     values = {} if values is None else values
@@ -202,7 +213,7 @@ def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) 
 
 
 def not_followed(schema: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the keywords that :func:`keyword_rules` leaves out of a schema.
+    """Return the paths of the keywords of a schema that :func:`keyword_rules` does not enforce.
 
     For example, properties whose names are not identifiers have no place in Python's syntax.
     """
@@ -211,7 +222,7 @@ def not_followed(schema: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """Keyword arguments of a schema.
+    """Arguments of a tool in Python's syntax, read from the schema of the tool's arguments.
 
     Attributes:
         values: schema of each argument's value, by the argument's name.
@@ -219,7 +230,7 @@ class _Arguments:
         others: schema of the values of arguments with any names; ``None`` if a call has arguments
             with the given names only.
         shared: keys of the schema that each value's schema needs as well: definitions and options.
-        not_followed: paths of the keywords of the schema that are left out.
+        not_followed: paths of the keywords of the schema that the grammar does not enforce.
     """
 
     values: Mapping[str, Any]
@@ -230,7 +241,7 @@ class _Arguments:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> _Arguments:
-        """Read the arguments from the translated schema of an object."""
+        """Return the arguments that the translated schema of an object allows."""
         shared = {key: schema[key] for key in ("$defs", "x-guidance") if key in schema}
         root = {key: value for key, value in schema.items() if key not in shared}
         while {*root} <= {"type", "$ref"} and "$ref" in root:
@@ -259,12 +270,19 @@ class _Arguments:
 
 
 def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
-    """Return whether some value matches the schema of a property."""
+    """Return whether some value matches a property's schema; llguidance compiles it to find out.
+
+    ``shared`` are the definitions and options that the schema needs as well.
+    """
     return schema is not False and accepts(_with_shared(schema, shared))
 
 
 def _value(schema: object, shared: Mapping[str, Any]) -> str:
-    """Return the Lark expression for a value: ``True`` or ``False``, or JSON of other types."""
+    """Return the Lark expression for the value of an argument whose schema is ``schema``.
+
+    It is ``"True" | "False"`` for a boolean, as in Python, and JSON for all other types. ``shared``
+    are the definitions and options that the schema needs as well.
+    """
     keywords = schema if isinstance(schema, Mapping) else {}
     if keywords.get("type") == "boolean" and not {"const", "enum"} & {*keywords}:
         return '"True" | "False"'

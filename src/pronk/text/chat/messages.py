@@ -22,10 +22,10 @@ from pronk.text.chat.keywords import write_call
 
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
-TemplateOptions = Mapping[str, object]  # further variables of a chat template by name; JSON values
+TemplateOptions = Mapping[str, object]  # further variables of a chat template: JSON values by name
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Names of the roles in other formats than OpenAI's, and the role that an error message suggests.
+# Role names of other APIs, each with the role of OpenAI's API that an error message suggests.
 _OTHER_NAMES = {
     "function": "tool",
     "ipython": "tool",
@@ -109,7 +109,7 @@ def write_calls(
 
 
 def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with the last nine letters and digits of each call id.
+    """Return a message with the id of each call cut to its last nine letters and digits.
 
     Mistral's templates refuse longer ids.
     """
@@ -123,7 +123,7 @@ def shorten_ids(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return ``values`` with a shorter id under ``key``, unless the id is short or absent."""
+    """Return ``values`` with the id under ``key`` cut to its last nine letters and digits."""
     ident = values.get(key)
     letters = "".join(re.findall("[0-9a-zA-Z]", str(ident)))
     if isinstance(ident, str) and len(letters) > _ID_LENGTH:
@@ -151,7 +151,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
         if message.get("tool_calls"):
             return message
         if message.get("reasoning_content"):
-            return {**message, "content": ""}  # some templates would write None
+            return {**message, "content": ""}  # some templates would write the text "None"
     if isinstance(content, str):
         return message
     if not isinstance(content, (list, tuple)):
@@ -167,7 +167,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
 def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return ``{"role": …}`` with the role that templates get: ``system`` for ``developer``.
 
-    An unknown role raises a PromptError, as does a field that belongs to another role.
+    An unknown role raises a PromptError, and so does a field that belongs to another role.
     """
     role = message["role"]
     if role not in ROLES:
@@ -190,7 +190,7 @@ def _check_role(message: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``{"tool_calls": …}`` with all arguments parsed; ``{}`` without calls."""
+    """Return ``{"tool_calls": …}`` with the arguments of all calls parsed; ``{}`` without calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -206,13 +206,14 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _read_object(text: str, where: str) -> dict[str, Any]:
     """Return a call's arguments, parsed from JSON.
 
-    The empty text of an incomplete call gives ``{}``. ``where`` is the place of the call in error
-    messages.
+    An empty text, as a call that was cut off has, gives ``{}``. ``where`` is the place of the call
+    in error messages.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
     except (ValueError, RecursionError):
-        # The text is no JSON, has a number of too many digits, or is nested too deeply.
+        # The text is no JSON, has a number of too many digits, or is nested too deeply; it is
+        # refused below.
         value = None
     if not isinstance(value, dict):
         refuse(
@@ -259,7 +260,7 @@ def _describe(value: object) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the beginning of a text in one line."""
+    """Return the beginning of a text, on one line, for error messages."""
     return f"{' '.join(text.split()):.40}"
 
 
@@ -268,6 +269,10 @@ def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[st
 
     Templates read ``enable_thinking`` (Qwen3, SmolLM3), ``thinking`` (DeepSeek, Granite) or
     ``reasoning_effort`` (gpt-oss).
+
+    Args:
+        effort: effort of thinking in OpenAI's terms, such as ``low``; ``None`` if not given.
+        enabled: whether the model thinks; ``None`` if not given.
     """
     if enabled is None and effort is not None:
         enabled = effort != "none"
@@ -279,7 +284,8 @@ def thinking_options(effort: str | None, enabled: bool | None = None) -> dict[st
     return options
 
 
-_PRIVATE = range(0xF0000, 0xFFFFE)  # supplementary private use area A, which texts rarely contain
+# Unicode's supplementary private use area A, whose characters texts rarely contain
+_PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 def disguise(
@@ -306,8 +312,8 @@ def disguise(
     name_pattern, prefixes, longest = _patterns(frozenset(names))
     texts = list[str]()
     _map_texts(messages, texts.append, texts.append)
-    used = set[str]()  # names in the messages
-    taken = set[str]()  # private characters in the messages
+    used = set[str]()  # names of special tokens that occur in the messages
+    taken = set[str]()  # private characters that occur in the messages, and are not used
     for text in texts:
         used.update(name_pattern.findall(text))
         taken.update(character for character in text if ord(character) in _PRIVATE)
@@ -326,13 +332,13 @@ def disguise(
 
     def hide(text: str) -> str:
         text = hide_names(text)
-        stripped = text.rstrip()  # the template may strip white space from the end
+        stripped = text.rstrip()  # the template may strip white space from the end of a text
         if not any(stripped[-length:] in prefixes for length in range(1, longest + 1)):
             return text
         return f"{stripped}{characters['']}{text[len(stripped) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key of a mapping.
+        """Replace names of special tokens in a key of a mapping.
 
         Templates may look up a key that is an identifier, so such a key gets no character at its
         end.
@@ -344,19 +350,21 @@ def disguise(
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a rendered text, with the names of special tokens put back.
+    """Yield the parts of a rendered prompt, with the hidden names of special tokens put back.
+
+    :func:`disguise` has replaced these names by private characters before the template ran.
 
     Args:
-        text: rendered text of messages that :func:`disguise` has changed.
+        text: the rendered prompt.
         names: the name that each private character stands for.
 
     Yields:
-        A part of the text, and whether it is a name that a private character stood for.
+        A part of the text, and whether it is such a name, which must not become a special token.
     """
     parts = re.split(f"([{''.join(names)}])", text) if names else [text]
     for part in parts:
         shown = names.get(part, part)
-        if shown:  # the private character at the ends of texts stands for the empty text
+        if shown:  # the private character at the ends of texts stands for no name
             yield shown, part in names
 
 
@@ -365,8 +373,8 @@ def plain_ids(
 ) -> list[int]:
     """Return ordinary tokens that spell the name of a special token.
 
-    The two halves of the name are encoded apart, or else its characters. If either way gives a
-    special token, the result is empty.
+    The two halves of the name are encoded separately. If that gives a special token, the characters
+    are. If that does, too, the result is empty.
 
     Args:
         name: name of a special token, such as ``<|im_end|>``.
@@ -383,12 +391,14 @@ def plain_ids(
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return what :func:`disguise` needs of the names of special tokens.
+    """Return patterns by which :func:`disguise` finds the names of special tokens in a text.
 
     Returns:
-        A pattern for any of the names; their proper prefixes; the length of the longest prefix.
+        A pattern for any of the names; all proper prefixes of the names; the length of the longest
+        prefix.
     """
-    longest_first = sorted(names, key=lambda name: (-len(name), name))  # names may begin with names
+    # longest first, because a name may begin with another one
+    longest_first = sorted(names, key=lambda name: (-len(name), name))
     alternatives = "|".join(map(re.escape, longest_first))
     prefixes = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
     return re.compile(alternatives), prefixes, max(map(len, names)) - 1
@@ -397,7 +407,10 @@ def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], i
 def _map_texts(
     value: Any, change: Callable[[str], object], change_key: Callable[[str], object]
 ) -> Any:
-    """Return a JSON value with each text and each key of a mapping replaced by a function of it."""
+    """Return a JSON value in which functions replace each text and each key of a mapping.
+
+    ``change`` gets each text, and ``change_key`` each key.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

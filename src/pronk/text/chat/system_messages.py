@@ -29,14 +29,14 @@ def has_system_role(tokenizer: Tokenizer) -> bool:
 def has_system_role_anywhere(tokenizer: Tokenizer) -> bool:
     """Return whether the chat template renders a system message between other messages.
 
-    The system message must stand at its place among them.
+    The rendered text must have the system message between those messages, too.
     """
     turns = [("user", _FIRST), ("assistant", _ANSWER), ("system", _SYSTEM), ("user", _LAST)]
     return _renders(tokenizer, turns)
 
 
 def _renders(tokenizer: Tokenizer, turns: Sequence[tuple[str, str]]) -> bool:
-    """Return whether the template renders the texts of all turns, in their order.
+    """Return whether the template renders the texts of all ``turns``, in their order.
 
     Each turn is a role and a text.
     """
@@ -91,7 +91,7 @@ def place_system_messages(
 
 
 def _add_to_user(placed: list[Mapping[str, Any]], contents: Sequence[Any]) -> None:
-    """Append contents to the last message if it is a user message, else as a new user message."""
+    """Append contents to a user message: to the last message if it is one, else to a new one."""
     if placed and placed[-1]["role"] == "user":
         placed[-1] = {**placed[-1], "content": _joined([placed[-1]["content"], *contents])}
     else:
@@ -99,7 +99,10 @@ def _add_to_user(placed: list[Mapping[str, Any]], contents: Sequence[Any]) -> No
 
 
 def _joined(contents: Sequence[str | Sequence[Mapping[str, Any]]]) -> str | list[Mapping[str, Any]]:
-    """Return several contents as one: a list of parts if one of them is a list, else a text."""
+    """Return several contents of messages as one content.
+
+    The result is a list of parts if one of the contents is a list, else a text.
+    """
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(map(str, contents))
     parts = list[Mapping[str, Any]]()

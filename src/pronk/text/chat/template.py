@@ -70,12 +70,12 @@ class Renderer:
         return json.loads(reply.line.decode("utf-8", "surrogatepass"))
 
     def close(self) -> None:
-        """End the child process; the next request starts another one."""
+        """End the child process; the next request of a caller starts another one."""
         self._process.close()
 
 
 def _to_dict(value: object) -> dict[Any, Any]:
-    """Convert a mapping to a ``dict`` for ``json.dumps``; raise a TypeError for any other value."""
+    """Convert a mapping to a ``dict`` for ``json.dumps``; raise a TypeError for another type."""
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     return dict(value)
@@ -84,12 +84,16 @@ def _to_dict(value: object) -> dict[Any, Any]:
 default_renderer = Renderer()
 
 
-# Efforts of OpenAI's API that gpt-oss does not know, each with the nearest one that gpt-oss knows.
+# Efforts of thinking in OpenAI's API that gpt-oss does not know, each with the nearest one that it
+# knows.
 _NEAREST_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def in_channels(source: str) -> bool:
-    """Return whether a template writes the harmony format of gpt-oss."""
+    """Return whether a template writes gpt-oss's format harmony, whose messages name a channel.
+
+    ``source`` is the Jinja source of the template.
+    """
     return "<|channel|>" in source and "<|message|>" in source
 
 
@@ -113,7 +117,7 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         at += len(results)
         for call in calls[:-1]:
             separated.append(_with_call(message, call))
-            # Thoughts and text stay with the first call.
+            # Thoughts and text stay with the first call; the messages of further calls have none.
             message = {"role": "assistant", "content": ""}
             ident = call.get("id") if isinstance(call, Mapping) else None
             of_call = (each for each in results if each.get("tool_call_id") in (None, ident))
@@ -127,7 +131,10 @@ def separate_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
-    """Return a message with one call, and with its text joined to its thoughts if it has both."""
+    """Return a message with one call.
+
+    If the message has both thoughts and text, the text is appended to the thoughts.
+    """
     content = message.get("content")
     thoughts = message.get("thinking")
     if content and isinstance(content, str) and isinstance(thoughts, str):
@@ -136,7 +143,10 @@ def _with_call(message: Mapping[str, Any], call: object) -> dict[str, Any]:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the tools, with an empty description for each tool that has none."""
+    """Return the tools, with the description ``""`` for each tool that has none.
+
+    The template of gpt-oss requires a description.
+    """
     described = list[Mapping[str, Any]]()
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -150,7 +160,7 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a template with an effort that gpt-oss knows: low, medium or high.
 
-    gpt-oss always thinks, so the lowest effort replaces thinking that is switched off.
+    gpt-oss always thinks, so options that switch thinking off become the effort low.
     """
     effort = options.get("reasoning_effort")
     if effort is None and options.get("enable_thinking") is False:
@@ -160,13 +170,14 @@ def nearest_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-# Templates that describe tools but write no calls: a text of such a template, then the texts
-# before, between and after calls, and whether calls have Python's syntax (LFM2). Granite 3 writes a
-# list of objects, SmolLM3 an object between tags for each call.
+# Templates that describe tools but render no calls of earlier messages. For each: a text by which
+# the template is recognized; the texts before, between and after calls; and whether calls have
+# Python's syntax (LFM2). Granite 3 writes a list of objects, SmolLM3 an object between tags for
+# each call.
 _LFM2_CALLS = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
 _UNWRITTEN_CALLS = (
     ("<|tool_list_start|>", _LFM2_CALLS, True),
-    ("List of tools: [", _LFM2_CALLS, True),  # LFM2.5
+    ("List of tools: [", _LFM2_CALLS, True),  # for LFM2.5
     ("<|tool_call|>", ("<|tool_call|>[", ", ", "]"), False),
     ("</tool_call>", ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"), False),
 )
@@ -229,7 +240,8 @@ class ChatTemplate:
         """Return the prompt of a conversation.
 
         Arguments and errors are those of :meth:`pronk.text.tokenizer.Tokenizer.chat`. In addition,
-        an option with the name of another variable of the template raises an OptionError.
+        an option raises an OptionError if its name is that of a variable which the conversation or
+        the model sets, such as ``messages``.
         """
         self._check_options(options or {})
         checked = check_messages(messages)
@@ -282,7 +294,10 @@ class ChatTemplate:
         return reply["text"]
 
     def _check_options(self, options: TemplateOptions) -> None:
-        """Raise an OptionError if an option is a variable that the conversation or model sets."""
+        """Raise an OptionError if an option has the name of a variable that is set otherwise.
+
+        Such variables are those of the conversation, such as ``messages``, and the special tokens.
+        """
         if not isinstance(options, Mapping):
             msg = f"template_options: expected names with a value each, found {options!r:.60}"
             raise OptionError(msg)

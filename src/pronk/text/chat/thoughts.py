@@ -14,17 +14,18 @@ from pronk.text.stream import prefix_at_end
 
 @dataclass(frozen=True)
 class Thought:
-    """Streamed part of a model's thoughts."""
+    """A streamed part of a model's thoughts: the next characters."""
 
     text: str
 
 
 class ThoughtReader:
-    r"""Streaming parser that splits the symbols of one answer into thoughts and later symbols.
+    r"""Streaming parser that splits an answer into thoughts and the text after them.
 
-    Thoughts are recognized at the beginning of an answer only. Line breaks after the begin marker
-    and around the end marker are dropped: ``<think>\na\n</think>\n\nb`` is the thought ``a`` and
-    the text ``b``.
+    The parser reads symbols: text in which a lone surrogate stands for each special token. Thoughts
+    are recognized at the beginning of an answer only. Line breaks after the begin marker and around
+    the end marker are dropped: ``<think>\na\n</think>\n\nb`` is the thought ``a`` and the text
+    ``b``.
 
     Args:
         reasoning: format of the model's thoughts; ``None`` if the model does not think.
@@ -43,11 +44,14 @@ class ThoughtReader:
         self._end = symbols.of_text(reasoning.end) if reasoning else ""
         self.in_thought = bool(reasoning) and opened
         self._may_begin = bool(reasoning) and not opened
-        self._space: list[str] = []  # white space at the beginning of the answer
+        # white space at the beginning of the answer, which is dropped if thoughts follow
+        self._space: list[str] = []
         self._held = ""  # symbols that may be the beginning of a marker
-        # Whether the thoughts, or the text after them, have only line breaks so far.
+        # Whether the current part, the thoughts or the text after them, has only line breaks so
+        # far.
         self._at_start = opened
-        # Number of line breaks at the end of the thoughts that are not emitted yet.
+        # Number of line breaks at the end of the thoughts so far. They are emitted only if further
+        # thoughts follow.
         self._num_lines = 0
 
     def push(self, symbols: str) -> list[Thought | str]:
@@ -83,7 +87,7 @@ class ThoughtReader:
         return [text] if text else []
 
     def _think(self, symbols: str) -> list[Thought | str]:
-        """Read thoughts, up to the end marker at most."""
+        """Read thoughts, and the text after their end marker; return what cannot change later."""
         thought, end, rest = (self._held + symbols).partition(self._end)
         if end:
             self._held = ""
@@ -95,7 +99,7 @@ class ThoughtReader:
         return self._emit(thought.removesuffix(self._held))
 
     def _emit(self, symbols: str) -> list[Thought | str]:
-        """Return thoughts without the line breaks at their beginning and end."""
+        """Return the next thoughts; line breaks at the beginning and end of all are left out."""
         text = plain_text(symbols)
         if self._at_start:
             text = text.lstrip("\n")
@@ -109,7 +113,7 @@ class ThoughtReader:
         return [Thought("\n" * lines + stripped)]
 
     def _after(self, symbols: str) -> list[Thought | str]:
-        """Return text after the thoughts, without the line breaks at its beginning."""
+        """Return the next text after the thoughts, without the line breaks at its beginning."""
         if self._at_start:
             symbols = symbols.lstrip("\n")
             self._at_start = not symbols
@@ -142,14 +146,15 @@ class ChannelReader:
         self._names = frozenset(names)
         self._channel = text("<|channel|>")
         self._message = text("<|message|>")
-        # Markers that end a message.
+        # Symbols that end a message of the answer.
         self._ends = (text("<|end|>"), text("<|start|>"), self._channel)
         self._analysis = f"{self._channel}analysis"
-        self._held = ""  # symbols that are not parsed yet
+        # symbols that are not parsed yet, because the next ones decide their meaning
+        self._held = ""
         self._kind: Literal["header", "thought", "text", "call"] = "header"
         self._num_calls = 0
         self._arguments = JsonEnd()
-        # Whether the call's arguments begin like a JSON object; None before the arguments.
+        # Whether the call's arguments begin like a JSON object; None until they begin.
         self._is_object: bool | None = None
 
     @property
@@ -183,11 +188,14 @@ class ChannelReader:
         return [self._part(text)] if text else []
 
     def _read_header(self, output: list[str | Thought | CallPart]) -> bool:
-        """Read the header of a message; return False if the header is not complete yet."""
+        """Read the header of a message.
+
+        Return False if the header is not complete yet, so that further symbols are needed.
+        """
         starts = (*self._ends[1:], " to=", "assistant")
         held = self._held
         if not any(held.startswith(start) or start.startswith(held) for start in starts):
-            self._kind = "text"  # an answer without a header
+            self._kind = "text"  # the answer, or this message, begins without a header
             return True
         header, message, rest = self._held.partition(self._message)
         if len(header) > _MAX_HEADER:
@@ -208,7 +216,10 @@ class ChannelReader:
         return True
 
     def _read_body(self, output: list[str | Thought | CallPart]) -> bool:
-        """Read the body of a message; return False if the body may go on."""
+        """Read the body of a message.
+
+        Return False if the body may go on with the next symbols.
+        """
         found = [self._held.find(end) for end in self._ends]
         stops = [at for at in found if at >= 0]
         if stops:
@@ -228,12 +239,16 @@ class ChannelReader:
         return bool(stops)
 
     def _read_arguments(self, text: str, output: list[str | Thought | CallPart]) -> None:
-        """Read arguments of a call: up to the last brace of an object, or any other text."""
+        """Read a part of a call's arguments, and append what is final to ``output``.
+
+        Arguments that are a JSON object end at its last brace. Other arguments are emitted as they
+        are.
+        """
         if self._is_object is None:
             text = text.lstrip()
             self._is_object = text.startswith("{") if text else None
         elif self._is_object and self._arguments.found:
-            return  # text after the last brace is dropped
+            return  # text after the object's last brace is dropped
         if self._is_object:
             _, text = self._arguments.read(text, 0)
         if text:

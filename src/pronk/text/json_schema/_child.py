@@ -1,4 +1,4 @@
-"""Child process that compiles a grammar on trial.
+"""Child process that compiles a grammar, to see whether llguidance accepts it in limited time.
 
 :mod:`pronk.text.json_schema.trial` starts this program, which imports llguidance but not pronk. The
 request on its standard input and the reply on its standard output are JSON.
@@ -15,8 +15,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Stack size in bytes. Threads of pronk have larger stacks, so a grammar that compiles here does not
-# overflow theirs.
+# Stack size in bytes of the thread that compiles. Threads of pronk have larger stacks, so a grammar
+# that compiles here does not overflow theirs.
 _STACK_SIZE = 4 << 20
 
 
@@ -30,7 +30,8 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     tokenizer = LLTokenizer(
         request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["stop_token_ids"]
     )
-    start = process_time()  # unlike a clock, the same on a busy machine
+    # time of this process's work: unlike a clock, the same on a busy machine
+    start = process_time()
     matcher = LLMatcher(
         tokenizer, request["grammar"], log_level=0, limits=LLParserLimits(**request["limits"])
     )
@@ -43,7 +44,7 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # a lower priority than the running requests
+        os.nice(10)  # run with a lower priority than the running requests
     request = json.load(sys.stdin)
     results = list[dict[str, Any]]()
     threading.stack_size(_STACK_SIZE)

@@ -6,23 +6,24 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
-_MAX_DEPTH = 8  # maximum number of nested comparisons
+_MAX_DEPTH = 8  # maximum number of nested levels that are compared
 _MAX_COMPARISONS = 10_000
 
 
 def are_disjoint(options: Sequence[Any], definitions: Mapping[str, Any]) -> bool:
-    """Return whether provably no value matches two of the schemas.
+    """Return whether it is proved that no value matches two of the schemas ``options``.
 
-    ``definitions`` are the schemas to which ``#/$defs/…`` refers, by their names.
+    ``definitions`` are the schemas to which ``#/$defs/…`` refers, by their names. False means that
+    no proof was found.
     """
     comparison = _Comparison(definitions)
     return all(comparison.differ(one, other) for one, other in combinations(options, 2))
 
 
 class _Comparison:
-    """Comparison of pairs of schemas with the same definitions.
+    """Comparison of pairs of schemas that refer to the same definitions.
 
-    After ``_MAX_COMPARISONS`` pairs, all further pairs count as overlapping.
+    After ``_MAX_COMPARISONS`` pairs, all further pairs count as overlapping, to limit the time.
     """
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
@@ -30,7 +31,10 @@ class _Comparison:
         self._left = _MAX_COMPARISONS
 
     def differ(self, one: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether provably no value matches both schemas."""
+        """Return whether it is proved that no value matches both schemas.
+
+        ``depth`` is the number of nested levels that are still compared.
+        """
         self._left -= 1
         if one is False or other is False:
             return True
@@ -50,7 +54,10 @@ class _Comparison:
         )
 
     def _members_differ(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
-        """Return whether both schemas are of objects, and a required property's schemas differ."""
+        """Return whether both schemas are of objects with a required property that always differs.
+
+        The property differs if no value matches its schemas in both.
+        """
         if {*_types(one), *_types(other)} != {"object"}:
             return False
         for name in sorted({*one.get("required", []), *other.get("required", [])}):
@@ -60,7 +67,7 @@ class _Comparison:
 
 
 def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas of ``allOf`` and ``$ref``, which each value of a schema matches."""
+    """Return the parts of a schema that all its values match: those of ``allOf`` and ``$ref``."""
     found = [*schema.get("allOf", [])]
     if "$ref" in schema:
         found.append(definitions[schema["$ref"].removeprefix("#/$defs/")])
@@ -68,12 +75,12 @@ def _conjuncts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> lis
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the only values of a schema, from ``const`` or ``enum``; ``None`` without these."""
+    """Return the values that a schema lists by ``const`` or ``enum``; ``None`` if it lists none."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _types(schema: Mapping[str, Any]) -> Collection[str]:
-    """Return the types of a schema's values, with numbers instead of integers."""
+    """Return the types of a schema's values, with ``number`` in place of ``integer``."""
     values = _values(schema)
     if values is not None:
         return {_type_of(value) for value in values}
@@ -106,6 +113,9 @@ def _values_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _member(schema: Mapping[str, Any], name: str) -> Any:
-    """Return a schema that all values of a property match; it may allow further values."""
+    """Return a schema that every value of the property ``name`` matches.
+
+    The schema may match further values.
+    """
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return schema.get("properties", {}).get(name, not is_closed)

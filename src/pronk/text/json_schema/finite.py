@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Maximum number of passes over all definitions. A schema that needs more counts as infinite.
+# Maximum number of passes over all definitions in search of finite ones. If more would be needed,
+# the schema counts as one that no finite text matches.
 _MAX_PASSES = 20
 
 
 def is_finite(schema: Any) -> bool:
     """Return whether some finite text matches a translated schema.
 
-    Otherwise, every text has to follow a circle of references.
+    Otherwise every text would have to follow a circle of references without end.
     """
     if not isinstance(schema, Mapping):
         return True
@@ -24,7 +25,7 @@ def is_finite(schema: Any) -> bool:
     finite = set[str]()
     for _ in range(_MAX_PASSES):
         known = len(finite)
-        names.reverse()  # a definition usually refers to later definitions
+        names.reverse()  # a definition usually refers to later ones, so these are checked first
         for name in names:
             if name not in finite and _ends(definitions[name], finite):
                 finite.add(name)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# RFC 3339. Year 0000 is left out, because datetime types have no such year.
+# Date and time of RFC 3339. Year 0000 is left out, because datetime types have no such year.
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"  # 04, 08, …, 96
+# the years of two digits that are multiples of 4 except 00: 04, 08, …, 96
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR = f"(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)"
 _LONG_MONTH_DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
 _SHORT_MONTH_DAY = "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -23,9 +24,9 @@ _TIME = f"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{_FRACTION}{_OFFSET}"
 
 
 def _leap_second() -> str:
-    """Return the expression of a leap second, without its date.
+    """Return the expression of a time with a leap second.
 
-    The expression matches 23:59:60 UTC in each time zone of whole and half hours.
+    It matches the time of 23:59:60 UTC in each time zone of whole and half hours.
     """
     options = [f"23:59:60{_FRACTION}[zZ]"]
     for east in range(0, 24 * 60, 30):
@@ -40,7 +41,7 @@ def _clock(minutes: int) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
-_NUMBER = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"  # 0..255
+_NUMBER = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"  # a number from 0 to 255
 _IPV4 = rf"(?:{_NUMBER}\.){{3}}{_NUMBER}"
 _GROUP = "[0-9a-fA-F]{1,4}"
 
@@ -68,12 +69,12 @@ _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
 _MAILBOX = rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})@(?:{_DOMAIN}|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
 
-# RFC 3339, appendix A.
+# Durations, as in RFC 3339, appendix A.
 _CLOCK = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 _DURATION = f"P(?:{_DAYS}(?:{_CLOCK})?|{_CLOCK}|[0-9]+W)"
 
-# RFC 3986.
+# Parts of URIs, as in RFC 3986.
 _HEX = "%[0-9a-fA-F]{2}"
 _UNRESERVED = r"a-zA-Z0-9._~!$&'()*+,;=\-"
 _PCHAR = f"(?:[{_UNRESERVED}:@]|{_HEX})"
@@ -90,14 +91,14 @@ _SCHEME = "[a-zA-Z][a-zA-Z0-9+.-]*:"
 _HIERARCHY = f"(?://{_AUTHORITY}{_SEGMENTS}|{_ABSOLUTE}|)"
 _URI = f"{_SCHEME}(?:{_HIERARCHY}|{_ROOTLESS}){_REST}"
 _URI_REFERENCE = f"(?:(?:{_SCHEME})?{_HIERARCHY}|{_SCHEME}{_ROOTLESS}|{_NO_COLON}){_REST}"
-_POINTER = "(?:/(?:[^/~]|~[01])*)*"  # RFC 6901
+_POINTER = "(?:/(?:[^/~]|~[01])*)*"  # JSON pointer, as in RFC 6901
 
 
 def _whole(expression: str) -> str:
     return f"^(?:{expression})$"
 
 
-# Expressions of each format. A text must match all expressions of its format.
+# Regular expressions of each supported format. A text must match all expressions of its format.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "date": (_whole(_DATE),),
     "time": (_whole(f"{_TIME}|{_leap_second()}"),),
@@ -107,7 +108,8 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
         _whole(f"{_DATE}[tT]{_TIME}|{_YEAR}-(?:12-31|06-30)[tT]23:59:60{_FRACTION}[zZ]"),
     ),
     "duration": (_whole(_DURATION),),
-    "email": (_whole(_MAILBOX), '^[^@]{1,64}@|^"'),  # at most 64 characters before the domain
+    # the part before the @ has at most 64 characters, or is quoted
+    "email": (_whole(_MAILBOX), '^[^@]{1,64}@|^"'),
     "hostname": (_whole(_DOMAIN), "^.{1,253}$"),
     "ipv4": (_whole(_IPV4),),
     "ipv6": (_whole(_IPV6),),
@@ -118,7 +120,8 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "relative-json-pointer": (_whole(f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})"),),
 }
 
-# Formats of the standard without an expression. Unknown formats are annotations.
+# Formats of the standard for which there is no expression. They are reported as not enforced;
+# formats that the standard lacks are ignored without a report.
 NOT_ENFORCED = frozenset(
     {"idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"}
 )

@@ -22,7 +22,8 @@ _SPACES = (
 )
 _SETS = {"d": _DIGITS, "w": _LETTERS, "s": _SPACES}
 _ANY_BUT_LINE_ENDS = r"[^\n\r\x{2028}\x{2029}]"
-_ANY = r"[\x{0}-\x{10ffff}]"  # NUL does no harm where a quotation mark is allowed as well
+# any character; unlike in a set, NUL does no harm here, because a quotation mark is allowed
+_ANY = r"[\x{0}-\x{10ffff}]"
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _NUL = r"\x{0}"
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
@@ -78,17 +79,22 @@ def _literal(character: str) -> str:
 
 
 class _Translation:
-    """Parser that translates one pattern in one pass."""
+    """Parser that translates one regular expression of ECMA-262 to Rust's syntax, in one pass.
+
+    Its methods read the pattern at the offset ``_at``, move it on, and return the translation of
+    what they read. They raise a ValueError that says what is expected, if the pattern is invalid or
+    has no translation.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._at = 0  # offset of the next character
+        self._at = 0  # offset in the pattern of the next character
 
     def expression(self) -> str:
         """Return the whole pattern in Rust's syntax."""
         written = list[str]()
         depth = 0
-        repeatable = False  # whether a quantifier may follow
+        repeatable = False  # whether a quantifier may follow what was read last
         while self._at < len(self._pattern):
             quantifier = _QUANTIFIER.match(self._pattern, self._at)
             if quantifier is not None:
@@ -124,7 +130,7 @@ class _Translation:
         return match[0].removesuffix("?") or "?"
 
     def _atom(self, character: str) -> str:
-        """Translate a character, a set or an escape, without its quantifier."""
+        """Return the translation of a character, a set or an escape, without its quantifier."""
         if character == "[":
             return self._set()
         if character == "\\":
@@ -154,7 +160,7 @@ class _Translation:
         return f"\\{name}{match[0]}"
 
     def _character(self) -> str:
-        """Return the character that the next character or escape stands for."""
+        """Read a character or the escape of one, and return the character that it stands for."""
         if self._pattern[self._at] != "\\":
             self._at += 1
             return self._pattern[self._at - 1]
@@ -175,7 +181,10 @@ class _Translation:
         return _CONTROLS.get(name, name)
 
     def _coded_character(self, match: re.Match[str]) -> str:
-        r"""Return the character of an escape such as ``\u0041``, or of a pair of surrogates."""
+        r"""Return the character of the escape ``match``, such as ``\u0041``.
+
+        The escape may be the first of a pair of surrogates, of which the second is read as well.
+        """
         code = int(match[1] or match[2] or match[3], 16)
         self._at = match.end()
         if 0xD800 <= code <= 0xDBFF:
@@ -203,7 +212,7 @@ class _Translation:
         return f"[^{written}{_NUL}]" if negated else f"[{written}]"
 
     def _range(self) -> str:
-        r"""Translate an element of a set: a character, a range or a set such as ``\d``."""
+        r"""Translate an element of a bracket set: a character, a range, or a set such as ``\d``."""
         first = self._element()
         if not self._pattern.startswith("-", self._at) or self._pattern.startswith("-]", self._at):
             return first if len(first) > 1 else _literal(first)
@@ -220,7 +229,10 @@ class _Translation:
         return f"{_literal(first)}-{_literal(last)}"
 
     def _element(self) -> str:
-        r"""Return one character of a set, or the translation of a set within it, such as ``\d``."""
+        r"""Return one character of a set, or the translation of a set within it, such as ``\d``.
+
+        The result has several characters only in the second case.
+        """
         name = self._pattern[self._at : self._at + 2]
         if name in {"\\d", "\\w", "\\s", "\\D", "\\W", "\\S", "\\p", "\\P"}:
             return self._escape()

@@ -14,16 +14,16 @@ Path = tuple[str, ...]
 MAPS_OF_SCHEMAS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
-# Keywords whose values are no schemas and contain none.
+# Keywords whose values are examples or constants, so that they contain no schemas.
 _VALUES = frozenset({"const", "enum", "default", "example", "examples"})
 
 
 @dataclass(frozen=True)
 class SchemaPart:
-    """Part of a schema.
+    """A part of a JSON schema, with its place in the whole schema.
 
     Attributes:
-        schema: the part itself: a schema, or any value that stands in its place.
+        schema: the part itself; any JSON value if the schema is invalid there.
         path: keys and indices from the root of the whole schema.
         base: URI against which relative references within the part are resolved.
     """
@@ -34,7 +34,7 @@ class SchemaPart:
 
 
 def base_within(schema: Any, base: str) -> str:
-    """Return the base URI of references in a schema: ``base``, unless the schema has an ``$id``."""
+    """Return the base URI of references in a schema: ``base``, or its ``$id`` if it has one."""
     ident = schema.get("$id") if isinstance(schema, Mapping) else None
     return urldefrag(_join(base, ident))[0] if isinstance(ident, str) else base
 
@@ -55,7 +55,7 @@ class References:
                     self._anchors[target.base, anchor] = target
 
     def resolve(self, reference: str, base: str) -> SchemaPart | None:
-        """Return the target of a reference; ``None`` for a target outside the schema.
+        """Return the part of the schema that a reference means; ``None`` if it is elsewhere.
 
         ``base`` is the base URI of the schema that contains the reference.
         """
@@ -84,7 +84,7 @@ def _unescaped(key: str) -> str:
 
 
 def _inner(target: SchemaPart, key: str) -> SchemaPart | None:
-    """Return the part of a mapping or a list at a key or an index; ``None`` if it is missing."""
+    """Return the part of a mapping at a key, or of a list at an index; ``None`` if missing."""
     found = target.schema
     if isinstance(found, Mapping) and key in found:
         inner = found[key]
@@ -96,7 +96,7 @@ def _inner(target: SchemaPart, key: str) -> SchemaPart | None:
 
 
 def _targets(target: SchemaPart) -> Iterator[SchemaPart]:
-    """Yield a schema and all schemas within it, as far as they are objects."""
+    """Yield a schema and all schemas within it, without those that are ``true`` or ``false``."""
     pending = [target]
     while pending:
         target = pending.pop()

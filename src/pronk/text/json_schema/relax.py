@@ -21,14 +21,18 @@ from pronk.text.json_schema.translation import (
 )
 from pronk.text.json_schema.trial import MAX_UNTRIED_CHARS, accepts
 
-_CACHE_SIZE = 256  # number of schemas; the schema of a tool usually has a few thousand characters
-_MAX_CACHED_SIZE = 2**16  # maximum characters of a cached schema
-_MAX_MENDS = 16  # maximum number of times that a part is left out as llguidance refuses it
-_MAX_SAFE_SIZE = 2**14  # characters up to which a schema without risky keywords always compiles
-_ESCAPES = 'nrbtf\\"'  # short escapes of JSON strings; ``\u0003`` is left out
+# number of cached schemas; the schema of a tool usually has a few thousand characters
+_CACHE_SIZE = 256
+_MAX_CACHED_SIZE = 2**16  # maximum characters of a schema whose translation is cached
+# maximum number of attempts to leave out the part of a schema that llguidance refuses
+_MAX_MENDS = 16
+# number of characters up to which llguidance accepts every schema without risky keywords
+_MAX_SAFE_SIZE = 2**14
+# escapes of one letter in JSON strings; those such as ``\u0003`` are not among them
+_ESCAPES = 'nrbtf\\"'
 _MAX_SHOWN = 200  # maximum characters of a path in an error message
-# Keywords in the order in which they are left out of a schema that llguidance refuses: the least
-# important first.
+# Keywords in the order in which they are left out of a schema that llguidance refuses, the least
+# important one first.
 _LEAST_IMPORTANT = (
     "minProperties", "maxProperties", "pattern", "format", "multipleOf", "minLength", "maxLength",
     "minItems", "maxItems", "exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum",
@@ -39,17 +43,18 @@ _LEAST_IMPORTANT = (
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Schema that llguidance follows exactly.
+    """Schema that llguidance follows exactly, and what was left out of the original schema.
 
-    Every value of the original schema fits ``schema``. Every text of the grammar of ``schema`` fits
-    the original schema without the keywords in ``dropped``.
+    Every value of the original schema fits ``schema``. Every text that the grammar of ``schema``
+    allows fits the original schema without the keywords in ``dropped``.
 
     Attributes:
         schema: the schema, with llguidance's options in the key ``x-guidance``.
         dropped: paths of the keywords and schemas that were left out, such as
             ``properties.m.uniqueItems``.
-        multiple: least common multiple of the digits of all ``multipleOf`` values (25 for 0.25) of
-            this schema and the earlier ones of a grammar, for the next schema of the grammar.
+        multiple: least common multiple of the digits of all ``multipleOf`` values (25 for 0.25), of
+            this schema and of the earlier ones in the same grammar. The next schema of the grammar
+            needs it, because llguidance limits the multiple of a whole grammar.
     """
 
     schema: Mapping[str, Any]
@@ -62,7 +67,8 @@ def relax(schema: Mapping[str, Any] | bool, multiple: int = 1) -> Relaxed:
 
     Args:
         schema: schema of JSON values, of any draft; may be invalid.
-        multiple: :attr:`Relaxed.multiple` of the earlier schemas in the same grammar.
+        multiple: :attr:`Relaxed.multiple` of the previous schema in the same grammar; 1 if there
+            is none.
     """
     found, faults = _translated(json.dumps(schema), multiple)
     relaxed = _with_options(found)
@@ -88,7 +94,11 @@ def check(schema: Mapping[str, Any] | bool, *, whitespace: bool = False) -> Mapp
 
 
 def _translated(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
-    """Return the result of :func:`_cached`, but do not cache that of a long schema."""
+    """Return the translation of a schema, and the keywords and schemas that were left out of it.
+
+    The arguments and the result are those of :func:`_cached`. The result of a long schema is not
+    cached.
+    """
     if len(text) <= _MAX_CACHED_SIZE:
         return _cached(text, multiple)
     return _cached.__wrapped__(text, multiple)
@@ -96,7 +106,10 @@ def _translated(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fa
 
 @lru_cache(_CACHE_SIZE)
 def _cached(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]]:
-    """Return a translation that llguidance accepts, and the keywords and schemas left out of it."""
+    """Return a translation that llguidance accepts, and the keywords and schemas left out of it.
+
+    ``text`` is the schema as JSON text; ``multiple`` is that of the earlier schemas in the grammar.
+    """
     schema = json.loads(text)
     references = References(schema)
     left_out = set[Path]()
@@ -113,9 +126,10 @@ def _cached(text: str, multiple: int) -> tuple[TranslatedSchema, Sequence[Fault]
 
 
 def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
-    """Return the paths to leave out of the innermost schema that llguidance refuses.
+    """Return the paths that must be left out so that llguidance accepts a schema.
 
-    These are the paths of some of its keywords, or else the path of the schema itself.
+    The paths are of keywords in the innermost schema that llguidance refuses, or else of that whole
+    schema. ``left_out`` are paths that are left out already.
     """
     target = references.root
     inner: SchemaPart | None = references.root
@@ -134,17 +148,18 @@ def _failing_part(references: References, left_out: set[Path]) -> set[Path]:
             break
     else:
         return {target.path}
-    for path in paths:  # put back keywords that are harmless without the other ones
+    for path in paths:  # put back each keyword that is accepted if the other ones stay out
         if _is_accepted(target, references, left_out | (found - {path})):
             found.discard(path)
     return found
 
 
 def _failing_properties(references: References, left_out: set[Path]) -> set[Path]:
-    """Return the paths of the root's properties that llguidance refuses, or else of the long ones.
+    """Return the paths of the properties of the whole schema that llguidance refuses.
 
-    The trial of a schema of more than ``MAX_UNTRIED_CHARS`` characters needs another process and
-    may take seconds, so such long properties are not tried.
+    If it refuses none that was tried, return the paths of the properties that are too long to try:
+    the trial of more than ``MAX_UNTRIED_CHARS`` characters needs a child process and may take
+    seconds.
     """
     failing = set[Path]()
     long = set[Path]()
@@ -164,7 +179,7 @@ def _is_accepted(target: SchemaPart, references: References, left_out: set[Path]
 
 
 def _can_be_followed(found: TranslatedSchema) -> bool:
-    """Return whether llguidance accepts a translated schema, after a trial if need be."""
+    """Return whether llguidance accepts a translated schema; compile it on trial if it is risky."""
     if not found.is_risky and _size(found) <= _MAX_SAFE_SIZE:
         return True
     return is_finite(found.schema) and accepts(_with_options(found))
@@ -192,7 +207,7 @@ def _text(path: Path) -> str:
 
 
 def _message(fault: Fault) -> str:
-    """Return the message of an error: ``properties.m: expected …, found …; change it``."""
+    """Return the error message for a keyword: ``properties.m: expected …, found …; change it``."""
     if fault.found:
         where = _text(fault.path)
         found = fault.found

@@ -37,22 +37,23 @@ from pronk.text.json_schema.values import (
 )
 
 Schema = dict[str, Any] | bool
-Given = Mapping[str, Any]  # keywords of one schema
+Given = Mapping[str, Any]  # the keywords of a schema that are not left out, with their values
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 _NUMBERS = frozenset({"number", "integer"})
 
 _MAX_DEPTH = 64  # maximum number of keys and indices between the root and a schema
-# Maximum common multiple of the digits of multipleOf values: llguidance's automaton has as many
-# states.
+# Maximum common multiple of the digits of all ``multipleOf`` values in a grammar (25 for 0.25),
+# because llguidance's automaton has as many states.
 MAX_MULTIPLE = 10_000
-_MAX_SAFE_COUNT = 256  # value of minItems, maxLength, … up to which every grammar compiles
+# largest value of minItems, maxLength, … with which llguidance accepts every grammar
+_MAX_SAFE_COUNT = 256
 _MAX_SAFE_REFERENCES = 64  # number of definitions up to which no chain of references is too long
 
 LEFT_TO_RIGHT = "keywords that can be checked from left to right"
 _SMALLER = "a schema that is simpler, and that some value matches"
-# Keywords without a counterpart: the type of the values that a keyword constrains (empty for all
-# types), and values of the keyword that constrain nothing.
+# Keywords that llguidance cannot follow. For each: the type of the values that it constrains (empty
+# for all types), and the values of the keyword that constrain nothing, so that it may be ignored.
 _NOT_CHECKABLE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "not": ("", [False]),
     "uniqueItems": ("array", [False]),
@@ -69,9 +70,9 @@ _CONSTRAIN_STRINGS = frozenset(
     "$recursiveRef".split()
 )
 _LISTS_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
-# Keywords whose schemas or values concern the same value as the schema itself.
+# Keywords that constrain the value of the schema itself, not its elements or properties.
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "const", "enum")
-# Keywords that contain schemas, without definitions.
+# Keywords whose values contain schemas, except those for definitions.
 _PARTS = (
     "properties", "patternProperties", "additionalProperties", "prefixItems", "items",
     "additionalItems", "allOf", "anyOf", "oneOf",
@@ -84,7 +85,7 @@ class Fault:
 
     Attributes:
         path: path of the keyword or of the schema.
-        expected: values that the translation would keep, for an error message.
+        expected: what the keyword should be for the translation to keep it, for an error message.
         found: value of the keyword; empty if the translation keeps no value of the keyword.
         is_annotation: whether the standard lets a validator ignore the keyword, as it does
             ``format``.
@@ -103,7 +104,7 @@ class TranslatedSchema:
     Attributes:
         schema: the translated schema.
         faults: the keywords and schemas that were left out.
-        is_risky: whether llguidance may refuse the schema, so that a trial has to tell.
+        is_risky: whether llguidance may refuse the schema, so that a trial compilation is needed.
         has_control_escapes: whether strings may have escapes such as ``\u0003``.
         multiple: least common multiple of the digits of all ``multipleOf`` values (25 for 0.25).
     """
@@ -124,7 +125,7 @@ def translate(
         root: the schema, which may be a part of a larger schema.
         references: resolver of the references within the larger schema.
         left_out: paths of further keywords and schemas to leave out.
-        multiple: :attr:`TranslatedSchema.multiple` of the other schemas in the same grammar.
+        multiple: :attr:`TranslatedSchema.multiple` of the earlier schemas in the same grammar.
     """
     translator = _Translator(references, left_out, multiple, names_by_pattern=True)
     translation = translator.run(root)
@@ -146,7 +147,7 @@ def referenced(
 
 
 def parts(target: SchemaPart) -> Iterator[SchemaPart]:
-    """Yield the schemas directly within a schema, without definitions."""
+    """Yield the schemas that are directly within a schema, except its definitions."""
     if not isinstance(target.schema, Mapping):
         return
     base = base_within(target.schema, target.base)
@@ -163,23 +164,26 @@ def parts(target: SchemaPart) -> Iterator[SchemaPart]:
             yield SchemaPart(value, path, base)
 
 
-# Maximum number of optional properties of an object. Each takes several items of llguidance's
-# parser.
+# Maximum number of optional properties of an object. llguidance's parser needs several items for
+# each.
 _MAX_OPTIONAL = 400
 
-# Maximum characters of a name in an expression of all other names, which nests a group for each
-# character.
+# Maximum characters of a property's name in an expression that matches all other names. The
+# expression nests a group for each character.
 _MAX_NAME_IN_PATTERN = 40
 
 
 class _Translator:
     r"""Translator of one schema with its definitions.
 
-    llguidance's grammar of the name of an additional property allows escapes of letters, so that
-    ``"\u0061"`` would pass for a name other than ``"a"``. With ``names_by_pattern``, an expression
-    of all other names therefore replaces ``additionalProperties``. llguidance cannot intersect
-    objects with such expressions. If a schema intersects objects with additional properties, the
-    grammar must exclude all escapes of this form instead, those of control characters too.
+    The difficulty is ``additionalProperties``. llguidance's grammar of the names of additional
+    properties allows escapes of letters, so that ``"\u0061"`` would pass for a name other than
+    ``"a"``. There are two remedies:
+
+    - If ``names_by_pattern``, ``patternProperties`` with an expression for all other names replaces
+      ``additionalProperties``. llguidance cannot intersect objects with such expressions.
+    - Therefore, if a schema intersects objects with additional properties, the grammar excludes all
+      escapes of this form from all strings, those of control characters too.
     """
 
     def __init__(
@@ -190,23 +194,28 @@ class _Translator:
         *,
         names_by_pattern: bool,
     ) -> None:
-        self.targets = list[SchemaPart]()  # targets of references, in order of discovery
+        # targets of references so far, in the order in which they were found
+        self.targets = list[SchemaPart]()
         self._references = references
         self._left_out = left_out
         self._multiple = multiple
         self._names_by_pattern = names_by_pattern
-        self._names = dict[Path, str]()  # name of the definition of each target
+        # name of the definition of each target, by the target's path
+        self._names = dict[Path, str]()
         self._faults = dict[Fault, None]()  # an ordered set
-        self._alternatives = list[tuple[Path, list[Schema]]]()  # path and schemas of each oneOf
+        # path of each oneOf, and its translated schemas
+        self._alternatives = list[tuple[Path, list[Schema]]]()
         self._is_risky = False
-        self._has_open_names = False  # whether an object has named and additional properties
-        self._has_intersections = False  # whether objects are intersected
+        self._has_open_names = False  # whether an object has both named and additional properties
+        # whether a value must match several schemas of objects at once
+        self._has_intersections = False
 
     def run(self, root: SchemaPart) -> TranslatedSchema:
-        """Translate a schema with its definitions."""
+        """Return the translation of a schema, with the definitions to which it refers."""
         schema = self._translate(root.schema, root.path, root.base)
         definitions = dict[str, Schema]()
-        for target in self.targets:  # the list grows while definitions refer to further ones
+        # translating a definition may append further targets to this list
+        for target in self.targets:
             name = self._names[target.path]
             definitions[name] = self._translate(target.schema, target.path, target.base)
         for path, options in self._alternatives:
@@ -222,13 +231,17 @@ class _Translator:
     def _fault(
         self, path: Path, expected: str, *found: object, is_annotation: bool = False
     ) -> None:
-        """Record a fault; ``found`` is the value of the keyword, if given."""
+        """Record a keyword or schema that is left out.
+
+        ``found`` is the value of the keyword, unless no value of it is supported.
+        """
         shown = "".join(f"{value!r:.60}" for value in found)
         self._faults[Fault(path, expected, shown, is_annotation)] = None
 
     def _translate(self, schema: Any, path: Path, base: str) -> Schema:
-        """Return the translation of a schema; True, with a fault, for one that is left out.
+        """Return the translation of a schema at a path.
 
+        A schema that is left out is recorded as a fault and becomes True, which allows any value.
         ``base`` is the URI against which relative references in the schema are resolved.
         """
         if path in self._left_out:
@@ -246,7 +259,7 @@ class _Translator:
         return self._translate_object(schema, path, base_within(schema, base))
 
     def _translate_all(self, schemas: Sequence[Any], path: Path, base: str) -> list[Schema]:
-        """Return the translations of a list of schemas at a path."""
+        """Return the translations of a list of schemas, whose path is ``path``."""
         translated = list[Schema]()
         for place, schema in enumerate(schemas):
             translated.append(self._translate(schema, (*path, str(place)), base))
@@ -286,10 +299,10 @@ class _Translator:
     def _plain(
         self, schema: Given, given: Given, types: Sequence[str], path: Path, base: str
     ) -> tuple[dict[str, Any], list[Schema]]:
-        """Return the keywords that constrain values of one type, such as ``maxLength``.
+        """Return the translated keywords that constrain values of one type, such as ``maxLength``.
 
-        The second result are further schemas that a value must match: a schema allows only one
-        regular expression.
+        The second result is a list of further schemas that a value must match as well: a schema can
+        have only one regular expression, so others need a schema each.
         """
         plain = dict[str, Any]()
         patterns = list[str]()
@@ -309,7 +322,7 @@ class _Translator:
         return plain, [{"pattern": pattern} for pattern in patterns[1:]]
 
     def _types(self, given: Given, path: Path) -> tuple[str, ...]:
-        """Return the allowed types: those of ``type``, or all types of JSON schemas."""
+        """Return the types of values that ``type`` allows; all types without that keyword."""
         value = given.get("type", [*TYPES])
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not names or any(name not in TYPES for name in names):
@@ -333,14 +346,17 @@ class _Translator:
         return bounds
 
     def _bounds(self, given: Given, path: Path, limit: int) -> dict[str, Any]:
-        """Return the bounds that llguidance reads exactly: absolute values up to ``limit``."""
+        """Return the bounds of numbers, such as ``minimum``, that llguidance reads exactly.
+
+        These are bounds whose absolute value is at most ``limit``; others are recorded as faults.
+        """
         found = dict[str, Any]()
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             if key not in given:
                 continue
             value = given[key]
             if isinstance(value, bool) and key.startswith("exclusive"):
-                continue  # a flag of draft 4, see below
+                continue  # in draft 4, exclusiveMinimum is a flag of minimum; see below
             if not is_number(value):
                 self._fault((*path, key), "a number", value)
             elif not is_exact(value, limit):
@@ -370,7 +386,10 @@ class _Translator:
         return {"multipleOf": value}
 
     def _counts(self, given: Given, path: Path, least: str, most: str) -> dict[str, Any]:
-        """Return the values of two keywords, such as ``minLength`` and ``maxLength``, if valid."""
+        """Return the keywords ``least`` and ``most`` with their values, such as ``minLength: 1``.
+
+        The values must be whole numbers; others are recorded as faults.
+        """
         found = dict[str, Any]()
         for key in (least, most):
             if key not in given:
@@ -385,7 +404,7 @@ class _Translator:
         return found
 
     def _patterns(self, given: Given, path: Path) -> list[str]:
-        """Return the expressions of ``pattern`` and ``format``; a string must match all of them."""
+        """Return expressions for ``pattern`` and ``format``; a string must match all of them."""
         found = list[str]()
         if "pattern" in given:
             pattern = self._pattern(given["pattern"], (*path, "pattern"))
@@ -403,7 +422,10 @@ class _Translator:
         return found
 
     def _pattern(self, pattern: Any, path: Path) -> str | None:
-        """Return an expression of the schema in Rust's syntax; ``None`` if it is left out."""
+        """Return the translation of a regular expression to Rust's syntax.
+
+        ``None`` if it has no translation, which is recorded as a fault.
+        """
         self._is_risky = True
         if not isinstance(pattern, str):
             self._fault(path, "a regular expression", pattern)
@@ -415,9 +437,13 @@ class _Translator:
             return None
 
     def _array(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
-        """Return the keywords for arrays; ``given`` is ``schema`` without left-out keywords."""
+        """Return the translated keywords that constrain arrays.
+
+        ``given`` are the keywords of ``schema`` that are not left out.
+        """
         found = self._counts(given, path, "minItems", "maxItems")
-        in_list = isinstance(schema.get("items"), list)  # before draft 2020-12
+        # before draft 2020-12, ``items`` may be a list of schemas
+        in_list = isinstance(schema.get("items"), list)
         first = "items" if in_list else "prefixItems"
         rest = "additionalItems" if in_list else "items"
         prefix = given.get(first, [])
@@ -435,7 +461,10 @@ class _Translator:
         return found
 
     def _object(self, schema: Given, given: Given, path: Path, base: str) -> dict[str, Any]:
-        """Return the keywords for objects; ``given`` is ``schema`` without left-out keywords."""
+        """Return the translated keywords that constrain objects.
+
+        ``given`` are the keywords of ``schema`` that are not left out.
+        """
         properties = self._schemas(given, "properties", path, base)
         by_pattern = self._schemas(given, "patternProperties", path, base)
         patterns = {
@@ -483,9 +512,9 @@ class _Translator:
     def _schemas(
         self, given: Given, keyword: str, path: Path, base: str
     ) -> dict[str, Schema] | None:
-        """Return the translated value of a keyword that maps names to schemas.
+        """Return the translated value of a keyword that maps names to schemas: ``properties``, ….
 
-        ``None`` stands for a value that is no such map.
+        The result is ``None`` if the value is not a mapping.
         """
         value = given.get(keyword, {})
         if not isinstance(value, Mapping):
@@ -504,13 +533,16 @@ class _Translator:
         return []
 
     def _number_of_properties(self, given: Given, path: Path, required: int) -> dict[str, Any]:
-        """Return ``minProperties`` and ``maxProperties`` of an object with ``required`` names."""
+        """Return ``minProperties`` and ``maxProperties`` of an object.
+
+        ``required`` is the number of required properties.
+        """
         found = self._counts(given, path, "minProperties", "maxProperties")
         self._is_risky |= bool(found)
         if found.get("minProperties", 0) <= required:
             found.pop("minProperties", None)
         elif found["minProperties"] > 1:
-            # The grammar would count a name that a text has twice as two properties.
+            # A text may have a name twice, and the grammar would count it as two properties.
             self._fault(
                 (*path, "minProperties"),
                 "at most 1, or the number of required properties",
@@ -526,7 +558,16 @@ class _Translator:
         others: Schema,
         required: Sequence[str],
     ) -> dict[str, Any]:
-        """Return ``properties``, ``patternProperties``, ``additionalProperties`` of an object."""
+        """Return the keywords for the properties of an object.
+
+        They are ``properties``, ``patternProperties`` and ``additionalProperties``.
+
+        Args:
+            named: schemas of properties by name.
+            patterned: schemas of properties by a regular expression of their names.
+            others: schema of all other properties.
+            required: names of required properties.
+        """
         self._is_risky |= bool(patterned)
         names = {*named, *required}
         if others is not False and (names or patterned):
@@ -549,7 +590,7 @@ class _Translator:
     def _in_place(
         self, given: Given, keyword: str, types: Collection[str], path: Path, base: str
     ) -> dict[str, Any]:
-        """Return the translation of a keyword whose schemas concern the same value as the schema.
+        """Return the translation of a keyword that constrains the value of the schema itself.
 
         These are ``allOf``, ``anyOf``, ``oneOf``, ``$ref``, ``const`` and ``enum``.
         """
@@ -568,13 +609,16 @@ class _Translator:
         return {"allOf" if keyword == "allOf" else "anyOf": options}
 
     def _reference(self, reference: Any, path: Path, base: str) -> dict[str, Any]:
-        """Return ``$ref`` to a definition, which is added for a new target of references."""
+        """Return ``{"$ref": …}`` with the name of a definition.
+
+        If the target of the reference has no definition yet, one is added.
+        """
         target = self._references.resolve(reference, base) if isinstance(reference, str) else None
         if target is None or not isinstance(target.schema, (Mapping, bool)):
             self._fault(path, "a reference to a schema within the schema", reference)
             return {}
         if target.path in self._names:
-            self._is_risky = True  # the references may form a circle
+            self._is_risky = True  # references may form a circle, which llguidance may refuse
         else:
             self._names[target.path] = f"d{len(self._names)}"
             self.targets.append(target)
@@ -584,7 +628,7 @@ class _Translator:
     def _values(
         self, value: Any, keyword: str, types: Collection[str], path: Path
     ) -> dict[str, Any]:
-        """Return ``const`` or ``enum`` without the values that the allowed types exclude."""
+        """Return ``const`` or ``enum`` with only the values that have one of the allowed types."""
         values = [value] if keyword == "const" else value
         if not isinstance(values, list) or not values:
             self._fault(path, "a list of values that is not empty", value)
@@ -604,7 +648,7 @@ class _Translator:
         return {"const": values[0]} if keyword == "const" else {"enum": values}
 
     def _leave_out_not_checkable(self, given: Given, types: Collection[str], path: Path) -> None:
-        """Record a fault for each keyword without a counterpart, unless it constrains nothing."""
+        """Record a fault for each keyword that llguidance cannot follow and that has an effect."""
         found = list[str]()
         for keyword, (kind, nothing) in _NOT_CHECKABLE.items():
             if keyword not in given or (kind and kind not in types):

@@ -15,9 +15,9 @@ from pronk.base.errors import GuideError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Limits of llguidance, stricter than its defaults, which suit trusted grammars. max_lexer_states
-# limits memory: a state takes up to 2 KB. step_max_items, step_lexer_fuel and max_items_in_row
-# limit the work per token: a mask takes at most about 40 ms on a slow machine.
+# Limits of llguidance. They are stricter than its defaults, which suit grammars of trusted authors.
+# max_lexer_states limits memory: a state takes up to 2 KB. step_max_items, step_lexer_fuel and
+# max_items_in_row limit the work per token: a mask takes at most about 40 ms on a slow machine.
 LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -26,14 +26,15 @@ LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 2_000,
     "verbose_errors": False,
 }
-# Maximum characters of a grammar that is compiled without a trial in a child process.
+# Maximum characters of a grammar that is compiled without a previous trial in a child process.
 MAX_UNTRIED_CHARS = 2**12
-TIMEOUT = 10.0  # seconds from the start of the child process until it is killed
-# Maximum seconds of processor time for compilation, first mask and first forced tokens, without the
-# time of loading the tokenizer.
+TIMEOUT = 10.0  # seconds after which a child process is killed
+# Maximum seconds of processor time in the child process for compilation, first mask and first
+# forced tokens. The time of loading the tokenizer is not included. => return whether llguidance
+# accepts it.
 MAX_SECONDS = 2.0
-_CACHE_SIZE = 2048  # number of schemas whose acceptance is cached
-BYTES = "byte"  # llguidance's name for a tokenizer whose tokens are bytes
+_CACHE_SIZE = 2048  # number of schemas for which it is cached whether llguidance accepts them
+BYTES = "byte"  # tokenizer whose tokens are single bytes, by its name in llguidance
 
 
 def try_in_child(

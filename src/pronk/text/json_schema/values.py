@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from math import inf, isfinite, nextafter
 from typing import Any
 
-MAX_EXACT = 2**53  # integers up to this bound are exact as floating-point numbers
+MAX_EXACT = 2**53  # integers up to this bound are exact as 64-bit floating-point numbers
 MAX_INTEGER = 2**63 - 1
-# Control characters without a short escape such as \n.
+# Control characters that JSON has no short escape for, such as the \n of a line feed.
 _CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -18,13 +18,14 @@ def without_integer_bounds(
 ) -> dict[str, Any]:
     """Replace exclusive bounds that llguidance's grammar of numbers would include by mistake.
 
-    The mistake concerns an integer bound if no other integer lies between the bounds: 0 in
-    0 < x < 0.5, for example. The next floating-point number becomes an inclusive bound instead.
+    llguidance makes the mistake with an integer bound if no other integer lies between the bounds:
+    with 0 in 0 < x < 0.5, for example. The next floating-point number becomes an inclusive bound
+    instead.
 
     Args:
         bounds: ``minimum``, ``exclusiveMinimum``, ``maximum`` and ``exclusiveMaximum``, if given.
-        lowest: the larger lower bound.
-        highest: the smaller upper bound.
+        lowest: lower bound that applies: the larger of ``minimum`` and ``exclusiveMinimum``.
+        highest: upper bound that applies: the smaller of ``maximum`` and ``exclusiveMaximum``.
     """
     found = {**bounds}
     if (
@@ -55,13 +56,13 @@ def is_number(value: Any) -> bool:
 
 
 def is_exact(value: float, limit: int) -> bool:
-    """Return whether llguidance, which reads floating-point numbers, uses the exact value.
+    """Return whether llguidance, which reads numbers as 64-bit floats, uses exactly ``value``.
 
     ``limit`` is the largest absolute value that counts as exact.
     """
     if abs(value) > limit:
         return False
-    # The conversion to an integer of 64 bits saturates in llguidance.
+    # llguidance converts the float to a 64-bit integer, which saturates.
     return isinstance(value, float) or min(int(float(value)), MAX_INTEGER) == value
 
 
@@ -84,7 +85,7 @@ def has_controls(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """Return an equal JSON value with integers in place of floats such as ``1.0``."""
+    """Return an equal JSON value in which floats such as ``1.0`` are integers."""
     if isinstance(value, Mapping):
         return {name: plain_value(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -109,11 +110,11 @@ def has_type(value: Any, types: Collection[str]) -> bool:
 def digits_of(value: float) -> int:
     """Return the digits of a ``multipleOf`` value as an integer: 25 for 0.25.
 
-    The result is 0 for a value that llguidance rounds.
+    The result is 0 if llguidance would round the value.
     """
     scaled = float(value)
     places = 0
-    while scaled != int(scaled):  # the conversion of llguidance
+    while scaled != int(scaled):  # as llguidance converts the value
         scaled *= 10
         places += 1
     found = int(scaled)

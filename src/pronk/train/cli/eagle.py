@@ -21,12 +21,13 @@ from pronk.train.cli.options import (
 )
 from pronk.train.options import EagleOptions
 
-_MICRO = 2048  # tokens of a pass: 0.3 GB of intermediate values for a head of SmolLM2
+# tokens per forward pass, which needs 0.3 GB of intermediate values for a head of SmolLM2
+_MICRO = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLoopSettings(LoopSettings):
-    """Options of the training loop, with the defaults of heads."""
+    """Options of the training loop, with defaults for EAGLE-3 and MTP heads."""
 
     batch: Annotated[int | None, loop_option("Tokens per step.", show_default="as --micro")] = None  # type: ignore[assignment]
     micro: Annotated[
@@ -137,7 +138,8 @@ def eagle3(
     from pronk.train.clock import Clock
 
     settings = dict(vars(loop()))
-    clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
+    # before torch is imported below, because --minutes includes that time
+    clock = Clock(settings["minutes"])
 
     from pronk.train.dialogues import steps_of
     from pronk.train.run import Run, train_head
@@ -174,7 +176,10 @@ def eagle3(
 
 
 def _layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Parse numbers of layers such as ``"2,15,27"``, from 1; raise OptionError for others."""
+    """Return the numbers in a text such as ``"2,15,27"``, the target's layers that a head reads.
+
+    Layers count from 1 to ``num_layers``; raise OptionError for other texts.
+    """
     parts = [part.strip() for part in text.split(",")]
     numbers = [int(part) if part.isdecimal() else 0 for part in parts]
     if not all(1 <= number <= num_layers for number in numbers):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pronk.checkpoint import ModelConfig
     from pronk.train.students import Student
 
-# A function that returns the fields of StudentOptions that all kinds of drafters have, for the
-# drafter's context length in tokens.
+# Function that returns the fields of StudentOptions that all kinds of drafters have. Its argument
+# is the drafter's context length in tokens.
 Settings = Callable[[int], dict[str, Any]]
 Plan = tuple["type[Student[Any]]", StudentOptions]
 
@@ -33,12 +33,13 @@ _LAYERS = "Layers; each one adds to the cost of every draft token."
 class DrafterKind(ABC):
     """A kind of drafter that can be trained; the fields are options of the training command.
 
-    The docstring of a kind is the beginning of the help of its command. A field with the name of an
-    option that all kinds share replaces that option.
+    The docstring of a subclass is the first part of its command's help. A field that has the name
+    of an option which all kinds share replaces that option.
     """
 
-    without: ClassVar[tuple[str, ...]] = ()  # shared options that the command lacks
-    example: ClassVar[str]  # options of an example in the help
+    # names of shared options that the command does not have
+    without: ClassVar[tuple[str, ...]] = ()
+    example: ClassVar[str]  # options in the example of the command's help
 
     @abstractmethod
     def plan(self, config: "ModelConfig", settings: Settings) -> Plan:
@@ -251,8 +252,8 @@ class HeadsKind(DrafterKind):
             "Draft tokens per step when the engine measures them; 0: never.", show_default="all"
         ),
     ] = None
-    # Heads start near the identity, far from their optimum, so this rate is higher than that of a
-    # language model.
+    # Heads start near the identity function, far from their optimum. This learning rate is
+    # therefore higher than that of a language model.
     rate: _Rate = 0.02
 
     def __post_init__(self) -> None:
@@ -272,7 +273,7 @@ class HeadsKind(DrafterKind):
         return HeadsStudent, HeadsOptions(**fields, shape=shape)
 
 
-# Kinds of drafters, by the name of the command that trains them, in the order of the help.
+# Kinds of drafters, by the command that trains them, in the order in which the help lists them.
 KINDS: dict[str, type[DrafterKind]] = {
     "draft": DraftKind,
     "kangaroo": KangarooKind,

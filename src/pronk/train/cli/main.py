@@ -37,7 +37,7 @@ from pronk.train.options import (
 _DEFAULT_KIND = "transformer"
 _DEFAULT_ORDER = "parallel"
 _DEFAULT_UNEMBEDDINGS = "shared"
-# Options of a new model, which have no effect on the model of --init.
+# Names of options for a new model. With --init they would have no effect, so they are refused.
 _OF_THE_MODEL = {
     "hidden",
     "layers",
@@ -126,7 +126,8 @@ def lm(
     from pronk.train.clock import Clock
 
     settings = vars(loop())
-    clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
+    # before torch is imported below, because --minutes includes that time
+    clock = Clock(settings["minutes"])
 
     from pronk.train.data import BYTE_VOCAB
     from pronk.train.export import InitialModel
@@ -180,7 +181,7 @@ def lm(
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
-    """Return the command that trains a kind of drafter."""
+    """Return the function of the command that trains a kind of drafter."""
 
     @shares(
         kind=kind, text=text_options, student=StudentRun, loop=LoopSettings, without=kind.without
@@ -199,7 +200,8 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         drafter = kind()
         run = student()
         settings = vars(loop())
-        clock = Clock(settings["minutes"])  # before the import of torch below: --minutes counts it
+        # before torch is imported below, because --minutes includes that time
+        clock = Clock(settings["minutes"])
 
         from pronk.train.dialogues import has_answers
         from pronk.train.run import Run, train_student

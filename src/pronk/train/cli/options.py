@@ -1,4 +1,7 @@
-"""Options that the commands of ``pronk train`` share, for :func:`~pronk.cli.options.shares`."""
+"""Options that several commands of ``pronk train`` have in common.
+
+The decorator :func:`~pronk.cli.options.shares` adds them to a command.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ from pronk.train.options import (
     fit_lengths,
 )
 
-# Help texts of the options for heads, which the commands ``lm`` and ``heads`` share.
+# Help texts of the options for multi-token heads, which the commands ``lm`` and ``heads`` share.
 HEAD_KIND = "A head's layer: transformer or linear."
 HEAD_ORDER = (
     "parallel; causal: a head reads the output of the head before it; anticausal: "
@@ -71,7 +74,8 @@ def text_options(
 class LoopSettings:
     """Options of the training loop on the command line.
 
-    ``fit_lengths`` replaces ``None`` of ``micro``, ``length`` and ``final_length``.
+    ``None`` for ``micro``, ``length`` and ``final_length`` means a value that fits the other
+    options (:func:`~pronk.train.options.fit_lengths`).
     """
 
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps
@@ -140,7 +144,7 @@ class LoopSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRun:
-    """Options of a run that trains a drafter on the output distribution of a target."""
+    """Options of commands that train a drafter on the output distribution of a target."""
 
     out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")]
     target: Annotated[
@@ -193,9 +197,9 @@ class StudentRun:
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise OptionError if one of ``options`` is given: they have no effect for this ``reason``.
+    """Raise OptionError if one of ``options`` has a value other than ``None``.
 
-    An option with the value ``None`` is not given.
+    ``reason`` says in the message why these options have no effect in this run.
     """
     for name, value in options.items():
         if value is not None:
@@ -206,7 +210,7 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
 def command_line(context: typer.Context) -> str:
     """Return the command of a run for the model card, with file names in place of paths.
 
-    Options of the text come first.
+    Options about the training text come first.
     """
     words = ["pronk", "train", str(context.info_name)]
     given = set(given_options(context))
@@ -223,19 +227,22 @@ def command_line(context: typer.Context) -> str:
 
 
 def _panel_number(parameter: object) -> int:
-    """Return 0 for options in the panel "Text", 1 for those without a panel, 2 for the others."""
+    """Return a sort key for the options of a command: those about the text first.
+
+    0 for options in the panel "Text", 1 for those without a panel, 2 for the others.
+    """
     return {"Text": 0, None: 1}.get(getattr(parameter, "rich_help_panel", None), 2)
 
 
 def _without_folder(value: object) -> str:
-    """Return the value of an option without folders; a Hub id is left as it is.
+    """Return the value of an option without the folders of its path; a Hub id stays as it is.
 
     ``a/b.jsonl=1`` becomes ``b.jsonl=1``, ``python:a/b=1`` becomes ``python:b=1``.
     """
     if isinstance(value, Path):
         return value.name
     what, equals, weight = str(value).rpartition("=")
-    if not equals:  # not WHAT=WEIGHT: ``weight`` has the whole value
+    if not equals:  # no WHAT=WEIGHT: the whole value is in ``weight``
         return Path(weight).name if Path(weight).exists() else weight
     prefix, colon, path = what.rpartition(":")
     return f"{prefix}{colon}{Path(path).name}{equals}{weight}"

@@ -13,7 +13,7 @@ from pronk.commands import announce, interruptible, option, status_bar
 if TYPE_CHECKING:
     from pronk.train.quantization.checkpoint import QuantizedCheckpoint
 
-_PLAIN_BITS = 16  # value of --bits that exports a quantized head as bfloat16
+_PLAIN_BITS = 16  # with this value of --bits, a quantized head is written as bfloat16
 
 
 def quantize(
@@ -111,7 +111,7 @@ def quantize(
 
 
 def _command_line(name: str, out: str, **options: Any) -> str:
-    """Return the command for model cards; an option with the value ``None`` is left out."""
+    """Return the command for the model card; an option with the value ``None`` is left out."""
     words = ["pronk", "quantize", name, out]
     for option_, value in options.items():
         if value is not None:
@@ -120,7 +120,10 @@ def _command_line(name: str, out: str, **options: Any) -> str:
 
 
 def _write_head(folder: Path, out: Path, bits: int, group: int | None, command: str) -> str:
-    """Quantize the head of a drafter, or export a quantized one; return a summary."""
+    """Quantize an EAGLE-3 or MTP head, or write a quantized one as bfloat16; return a summary.
+
+    ``bits`` is 16 for bfloat16.
+    """
     from pronk.train.quantization.heads import dequantize_head, quantize_head
 
     if bits == _PLAIN_BITS:

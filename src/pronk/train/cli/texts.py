@@ -69,7 +69,8 @@ def texts(
     """
     from pronk.train.clock import Clock
 
-    clock = Clock(minutes)  # before the imports, which take a second: --minutes counts it
+    # before the imports, which take a second, because --minutes includes that time
+    clock = Clock(minutes)
     from pronk import LLM
     from pronk.train.corpus.questions import Questions
     from pronk.train.corpus.sources import SourceSpec, spec_of
@@ -85,7 +86,7 @@ def texts(
     questions = Questions(sources, exclude or (), seed)
     llm = LLM(model, drafter=drafter, max_batch=batch, threads=threads, calibration=False)
     header = answers_header(llm, sources, max_tokens, seed)
-    shown = -1  # twentieths of the tokens at the last line of progress
+    shown = -1  # number of twentieths of the tokens that the last line of progress has reported
     try:
         with status_bar(screen) as bar:
             shorter = "--tokens 100000, --minutes 30"

@@ -1,4 +1,4 @@
-"""Text to train, calibrate and build datastores with: sources, dialogues, and their token ids."""
+"""Text to train, calibrate and fill datastores with: its sources, dialogues, and token ids."""
 
 from pronk.base.lazy import export
 

@@ -7,9 +7,9 @@ all numbers little-endian::
     uint32  number n of tokens
     uint16  number k of answers
     uint16  temperature in hundredths
-    k × (uint32 start, uint32 end)
-    n × uint16 or uint32  token ids
-    uint32  CRC-32 of everything above
+    k × (uint32 start, uint32 end)     range of each answer in the tokens
+    n × uint16 or uint32               token ids
+    uint32  CRC-32 of the record so far
 
 Records are only appended. An incomplete record at the end, left by a crash, is dropped when the
 file is opened for appending, and ignored when the file is read.
@@ -39,15 +39,15 @@ _CHECK = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class AnswersHeader:
-    """Origin of the answers: the model, its tokenizer, the files of the questions, and the seed."""
+    """Header of a file of answers: the model and settings with which the dialogues were made."""
 
-    target: str  # name of the model's file or folder
+    target: str  # name of the file or folder of the model that answered
     architecture: str
-    weights: str  # ``Fingerprint.weights`` of the model (pronk.models.loader)
-    tokenizer: str  # fingerprint of the tokenizer
+    weights: str  # fingerprint of the model's weights (``pronk.models.loader.Fingerprint.weights``)
+    tokenizer: str  # fingerprint of that model's tokenizer
     vocab_size: int
     sources: tuple[str, ...]
-    max_tokens: int  # maximum length of an answer
+    max_tokens: int  # maximum number of tokens of an answer
     seed: int
     format: str = _FORMAT
 
@@ -57,21 +57,22 @@ class Dialogue:
     """One dialogue of a user and a model, as token ids."""
 
     number: int
-    temperature: float  # with which the model has answered; 0 is greedy
-    ids: list[int]  # the whole dialogue, chat template included
-    answers: list[tuple[int, int]]  # half-open ranges of ``ids`` that the model has generated
+    temperature: float  # sampling temperature of the answers; 0 means greedy decoding
+    ids: list[int]  # token ids of the whole dialogue, those of the chat template included
+    # ranges of ``ids``, without their ends, that the model has generated
+    answers: list[tuple[int, int]]
 
     @property
     def num_answered(self) -> int:
-        """Number of tokens that the model wrote."""
+        """Number of tokens of the dialogue that the model wrote."""
         return sum(end - start for start, end in self.answers)
 
 
 class AnswersWriter:
-    """Appends dialogues to a file of answers; ``existing`` are the dialogues it had before.
+    """Writer that appends dialogues to a file of answers.
 
-    Raises OptionError if the file is no file of answers, or has other settings; CheckpointError if
-    writing fails.
+    ``existing`` are the dialogues that the file had before. Raises OptionError if the file is no
+    file of answers, or has another header; CheckpointError if writing fails.
     """
 
     def __init__(self, path: Path, header: AnswersHeader) -> None:
@@ -87,13 +88,13 @@ class AnswersWriter:
             write_text(path, json.dumps(asdict(header)) + "\n", "answers")
 
     def append(self, dialogues: list[Dialogue]) -> None:
-        """Write the dialogues at the end of the file."""
+        """Write dialogues to the end of the file of answers."""
         data = b"".join(map(self._pack, dialogues))
         with convert_write_errors(self.path, "answers"), self.path.open("ab") as file:
             file.write(data)
 
     def _pack(self, d: Dialogue) -> bytes:
-        """Return the record of a dialogue."""
+        """Return a dialogue as the bytes of a record in the file."""
         body = _RECORD.pack(d.number, len(d.ids), len(d.answers), round(100 * d.temperature))
         for span in d.answers:
             body += _SPAN.pack(*span)
@@ -102,15 +103,15 @@ class AnswersWriter:
 
 
 def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
-    """Read a file of answers; raise OptionError if it cannot be read, or is another file."""
+    """Read a file of answers; raise OptionError if it cannot be read, or is no file of answers."""
     return _read(path)[:2]
 
 
 def merge_answers(files: Sequence[Path], out: Path) -> None:
-    """Write the dialogues of several files of one model to ``out``, by number, without duplicates.
+    """Write the dialogues of several files of answers to ``out``, sorted by number, each once.
 
-    Raises OptionError if a file cannot be read, or has other settings than the first one;
-    CheckpointError if writing fails.
+    Raises OptionError if a file cannot be read, or was written with other settings than the first
+    one; CheckpointError if writing fails.
     """
     (header, dialogues), *others = [read_answers(path) for path in files]
     for path, (found, more) in zip(files[1:], others, strict=True):
@@ -125,7 +126,7 @@ def merge_answers(files: Sequence[Path], out: Path) -> None:
 
 
 def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
-    """Return the header, the dialogues of the complete records, and the file offset after them."""
+    """Return the header, the dialogues of all complete records, and the offset after these."""
     header: AnswersHeader | None
     try:
         data = read_input(path)
@@ -170,7 +171,10 @@ def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
 
 
 def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:
-    """Raise OptionError if ``found``, the header of ``path``, differs from ``header``."""
+    """Raise OptionError if the file ``path``, with the header ``found``, has another header.
+
+    ``header`` is the expected one: the same model, tokenizer, questions and settings.
+    """
     for field in fields(header):
         old = getattr(found, field.name)
         new = getattr(header, field.name)

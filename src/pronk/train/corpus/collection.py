@@ -1,4 +1,4 @@
-"""Documents of text sources without copies, some of them held out, and their token ids."""
+"""Documents of several sources: without copies, some of them held out, and as token ids."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from pronk.base import read_json_lines, refuse
 from pronk.train.corpus.encoder import Encoder, parse_dialogue, token_dtype
 from pronk.train.corpus.sources import SourceSpec, read_source
 
-RUN = 13  # a text is excluded if it shares this number of successive words with an excluded one
-# Words in a group. Any 13 successive words of a document contain 7 that start at a multiple of 7 in
-# the document. Looking up only these groups of 7 is therefore enough, at a seventh of the cost.
+# A document is excluded if it shares this number of successive words with an excluded text.
+RUN = 13
+# Number of words in a group. Any 13 successive words contain a whole group of 7 that starts at a
+# multiple of 7 in the document. Looking up only these groups is therefore enough, at a seventh of
+# the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 _HOLD_OUT = 100  # one document in 100 is held out for validation
-# If no whole document is held out, at least this number of characters is held out of the longest
-# document, but at most 1/4 of the document.
+# Minimum number of characters that are held out of the longest document if no whole document is
+# held out; but at most 1/4 of the document.
 _HELD_OUT_CHARACTERS = 4000
 _CHUNK = 64  # number of documents that are tokenized together
 
 
 class Exclusion:
-    """Filter for texts that share 13 successive words with ``texts``, the excluded ones.
+    """Filter for documents that share 13 successive words with one of ``texts``.
 
-    Case and punctuation do not count.
+    It keeps prompts of benchmarks out of the training text. Case and punctuation do not count.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -44,12 +46,12 @@ class Exclusion:
 
     @classmethod
     def from_files(cls, files: Iterable[Path]) -> Exclusion:
-        """Return a filter of all strings in JSONL files: prompts, references, solutions, tests."""
+        """Return a filter for all strings in JSONL files: prompts of benchmarks, solutions, …."""
         rows = (row for file in files for _, row in read_json_lines(file))
         return cls(text for row in rows for text in _strings(row))
 
     def __call__(self, text: str) -> bool:
-        """Return whether ``text`` shares a run of 13 words with the excluded texts."""
+        """Return whether ``text`` shares 13 successive words with an excluded text."""
         if not self._runs:
             return False
         words = _WORD.findall(text.lower())
@@ -67,7 +69,7 @@ def _join(words: list[str], start: int, count: int) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value, keys of objects left out."""
+    """Yield all strings in a JSON value, without the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -80,7 +82,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 @dataclass
 class OriginRecord:
-    """The amount of text from one origin, for the model card."""
+    """Amount of text from one origin, and its licence, for the model card."""
 
     source: str
     origin: str
@@ -91,17 +93,18 @@ class OriginRecord:
 
 @dataclass
 class Pool:
-    """Documents of one source, or the dialogues of all sources."""
+    """Documents of one source; or the dialogues of all sources, which have a share of their own."""
 
     name: str
-    weight: float  # fraction of the mixture
-    documents: list[str] = field(default_factory=list)  # documents to train on
-    held_out: list[str] = field(default_factory=list)  # documents for validation
+    weight: float  # fraction of the training text, 0..1
+    documents: list[str] = field(default_factory=list)  # documents for training
+    # documents for validation, which are not trained on
+    held_out: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Collection:
-    """Documents of all sources, and the counts for the model card."""
+    """Documents of all sources, and the numbers about them in the model card."""
 
     pools: list[Pool]
     origins: list[OriginRecord]
@@ -119,9 +122,10 @@ def collect(
 
     Args:
         sources: sources of text, with their weights.
-        dialogues: fraction of the text that dialogues make up, from 0 to below 1; with 0, dialogues
-            are like other text.
-        exclude: JSONL files of the texts for :class:`Exclusion`.
+        dialogues: fraction of the text that the dialogues of all sources make up, from 0 to below
+            1. With 0, dialogues stay with the other documents of their source.
+        exclude: JSONL files of texts; documents that share 13 successive words with one of these
+            are left out.
 
     Raises OptionError if a source cannot be read, or leaves no text.
     """
@@ -148,7 +152,16 @@ def _fill(
     unwanted: Callable[[str], bool],
     seen: set[bytes],
 ) -> None:
-    """Read the source ``spec``; add dialogues to ``dialogues`` and other documents to ``pool``."""
+    """Read a source; add its dialogues to ``dialogues``, and its other documents to ``pool``.
+
+    Args:
+        result: collection whose numbers are updated.
+        spec: the source.
+        pool: documents of this source.
+        dialogues: dialogues of all sources.
+        unwanted: returns whether a document is left out.
+        seen: hashes of the documents so far; a document whose hash is among them is a copy.
+    """
     origins: dict[tuple[str, str], OriginRecord] = {}
     for document in read_source(spec):
         digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
@@ -171,7 +184,7 @@ def _fill(
 
 
 def _hold_some_out(pool: Pool) -> None:
-    """Ensure that a pool of few documents has training text and held-out text."""
+    """Ensure that a pool has training text and held-out text, even if its documents are few."""
     documents = pool.documents
     held_out = pool.held_out
     if not documents:
@@ -195,8 +208,8 @@ def pack(
 ) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
     """Return the token ids of ``texts``, with an end-of-text token after each text.
 
-    The ids end after ``tokens`` ids, or when ``enough``, called with the number of ids so far,
-    returns True.
+    The result ends after ``tokens`` ids, or when ``enough`` returns True, which is called with the
+    number of ids so far.
     """
     packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
     size = 0

@@ -25,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 END = "<|end|>"
-SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END)  # in the order of their ids
+# special tokens of a tokenizer that the run trains, in the order of their ids
+SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -49,10 +50,11 @@ _LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
 
 
 def parse_dialogue(text: str) -> Turns | None:
-    """Return the turns ``(role, content)`` of a dialogue, or ``None`` for other text.
+    """Return the turns ``(role, content)`` of a dialogue; ``None`` if ``text`` is no dialogue.
 
-    The roles alternate, beginning with the user. Half of the texts that begin with "Question:"
-    count as other text, so that the model also learns such texts without the chat format.
+    A dialogue has labels such as "User:" or "Question:"; its roles alternate, beginning with the
+    user. Of the texts that begin with "Question:", half are not treated as dialogues, so that the
+    model also learns such texts without the chat format.
     """
     if not text.startswith(("User: ", "Customer: ", "Question: ")):
         return None
@@ -69,12 +71,15 @@ def parse_dialogue(text: str) -> Turns | None:
 
 
 def user_turns(text: str) -> list[str]:
-    """Return the contents of the user's turns in a dialogue, which may end with one."""
+    """Return the contents of the user's turns in a dialogue, even if it ends with one of these."""
     return [content for role, content in _split(text) if role == "user"]
 
 
 def _split(text: str) -> Turns:
-    """Split a text at labels such as "User:"; the text before the first label is left out."""
+    """Split a text at labels such as "User:", and return role and content of each part.
+
+    The text before the first label is left out.
+    """
     parts = _LABEL.split(text)[1:]
     labelled = zip(parts[::2], parts[1::2], strict=True)
     return [(_ROLES[label], content.strip()) for label, content in labelled]
@@ -91,7 +96,10 @@ def dialogue_ids(tokenizer: tokenizers.Tokenizer, turns: Turns) -> list[int]:
 
 
 def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
-    """Return the ids of :data:`SPECIAL_TOKENS`; raise a ``TokenizerError`` if one is missing."""
+    """Return the ids of :data:`SPECIAL_TOKENS` in a tokenizer.
+
+    Raise a ``TokenizerError`` if one is missing.
+    """
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     missing = [token for token, number in ids.items() if number is None]
     if missing:
@@ -105,19 +113,22 @@ def special_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Converter of texts to token ids; special tokens in a text are encoded as ordinary text."""
+    """Converter of training texts to token ids.
+
+    Names of special tokens in a text are encoded as ordinary text.
+    """
 
     encode_plain: Callable[[list[str]], list[list[int]]]  # encodes texts, without the chat format
     # Encodes the turns of one dialogue, in the chat format.
     encode_dialogue: Callable[[Turns], list[int]]
     end_id: int  # id of the end-of-text token, which follows each document
-    vocab_size: int  # all token ids are smaller
+    vocab_size: int  # greater than all token ids
     # Fingerprint of the target's tokenizer; empty for the run's own tokenizer.
     fingerprint: str = ""
 
     @classmethod
     def of_run(cls, backend: tokenizers.Tokenizer) -> Encoder:
-        """Return an encoder with the run's own tokenizer, trained by :mod:`pronk.train.data`."""
+        """Return an encoder with the tokenizer that the run itself has trained."""
 
         def plain(texts: list[str]) -> list[list[int]]:
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -131,7 +142,7 @@ class Encoder:
 
     @classmethod
     def of_target(cls, tokenizer: Tokenizer, config: ModelConfig) -> Encoder:
-        """Return an encoder with the target's tokenizer, its special tokens and chat template."""
+        """Return an encoder with the target's tokenizer, special tokens and chat template."""
         backend = load_backend(tokenizer.backend.to_str())
         backend.encode_special_tokens = True
 
@@ -152,7 +163,7 @@ class Encoder:
         return cls(plain, dialogue, end, config.vocab_size, tokenizer.fingerprint)
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        """Yield the token ids of each text; a dialogue is encoded in the chat format."""
+        """Yield the token ids of each text; dialogues are encoded in the chat format."""
         for text, ids in zip(texts, self.encode_plain(texts), strict=True):
             turns = parse_dialogue(text)
             yield ids if turns is None else self.encode_dialogue(turns)

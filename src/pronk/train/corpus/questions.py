@@ -1,11 +1,11 @@
-"""Questions to a chat model, made from documents: real ones, and instructions about excerpts.
+"""Questions to a chat model, made from documents: real questions, and instructions about excerpts.
 
 The drafter of a chat model learns from the model's own answers. These answers should be as varied
 as those in later use, so the questions come from several pools:
 
 ========  ==========================================================================================
-``math``  documents that begin with ``Question:``
-``chat``  first messages of dialogues (``User:``), and their real second message
+``math``  questions of documents that begin with ``Question:``
+``chat``  first messages of dialogues (``User:``), and their real second messages
 ``shop``  first messages of customers (``Customer:``)
 ``topic`` an open question about the heading of a document
 ``text``  an instruction about an excerpt of a document: summarize, answer, rewrite, translate, ...
@@ -27,16 +27,16 @@ from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.encoder import user_turns
 from pronk.train.corpus.sources import SourceSpec, read_source
 
-# Dialogues of each pool in 100. A pool without documents leaves its share to the others.
+# Number of dialogues of each pool in 100. The share of a pool without documents goes to the others.
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
-_SECOND_TURN = 0.35  # share of dialogues with a second question
-# Length of an excerpt in words, log-uniform.
+_SECOND_TURN = 0.35  # fraction of dialogues in which the user asks a second question
+# Range of an excerpt's length in words; the logarithm of the length is uniformly distributed.
 _MIN_WORDS = 30
 _MAX_WORDS = 450
-_MIN_DOCUMENT = 120  # minimum words of a document to make excerpts of
-# Share of everyday topics among the topics; the others are headings of documents.
+_MIN_DOCUMENT = 120  # minimum number of words of a document that serves for excerpts
+# Fraction of everyday topics in the pool ``topic``; the other topics are headings of documents.
 _EVERYDAY_SHARE = 0.4
-_MAX_QUESTION = 600  # maximum words of a real question
+_MAX_QUESTION = 600  # maximum number of words of a real question; longer ones are not asked
 _HEADING = re.compile(r"^(?:#{1,3} |Title: )([A-Z][^\n{}<>|`0-9:]{6,60}[a-z])$", re.MULTILINE)
 
 _PHRASES: dict[str, list[str]] = json.loads(
@@ -56,7 +56,7 @@ class Questions:
     ) -> None:
         self._seed = seed
         self._excludes = Exclusion.from_files(exclude)
-        # Dictionaries keep the order of the documents, and drop copies.
+        # Dictionaries serve as sets: they drop copies, and keep the order of the documents.
         pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}
         pools["code"] = dict.fromkeys(_PHRASES["tasks"])
         for source in sources:
@@ -69,7 +69,7 @@ class Questions:
                 "expected documents to ask questions about, found none; give other files",
                 OptionError,
             )
-        # Pools of successive dialogues, repeated endlessly.
+        # Name of the pool of each dialogue, in turn; the list is repeated endlessly.
         self._order = [name for name in self._pools for _ in range(WEIGHTS[name])]
         random.Random(f"{seed}/order").shuffle(self._order)  # noqa: S311 - not for secrets
         for name, pool in self._pools.items():
@@ -78,7 +78,7 @@ class Questions:
     def ask(self, number: int) -> list[str]:
         """Return the user's one or two turns of dialogue ``number``.
 
-        The list is empty if a turn overlaps with excluded text.
+        The list is empty if a turn overlaps with an excluded text, so that the dialogue is skipped.
         """
         draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
         rounds, place = divmod(number, len(self._order))
@@ -92,7 +92,10 @@ class Questions:
 
 
 def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> None:
-    """Add a document to the pools for which it is suitable."""
+    """Add a document to all pools for which it is suitable.
+
+    ``is_code`` says whether the document is a Python file.
+    """
     if is_code:
         pools["code"][text] = None
         return
@@ -107,7 +110,10 @@ def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> 
 
 
 def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
-    """Return the user's turns about a document of a pool."""
+    """Return the user's turns of a dialogue about ``document``, which is from the pool ``pool``.
+
+    ``draw`` chooses the instruction and the excerpt.
+    """
     if pool == "topic":
         is_everyday = draw.random() < _EVERYDAY_SHARE
         topic = draw.choice(_PHRASES["everyday"]) if is_everyday else document
@@ -125,7 +131,10 @@ def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
 
 
 def _excerpt(text: str, draw: random.Random) -> str:
-    """Return an excerpt of whole lines from a random line on, of a log-uniform number of words."""
+    """Return an excerpt of whole lines, from a random line on.
+
+    The logarithm of its number of words is uniformly distributed.
+    """
     words = round(_MIN_WORDS * (_MAX_WORDS / _MIN_WORDS) ** draw.random())
     lines = text.splitlines()
     start = draw.randrange(len(lines)) if draw.random() < 0.7 else 0
@@ -133,7 +142,8 @@ def _excerpt(text: str, draw: random.Random) -> str:
         start = 0
     taken: list[str] = []
     for line in lines[start:]:
-        # A line may be a paragraph of more words than are left, so it is cut between words.
+        # A line may be a paragraph with more words than the excerpt may still have; cut it between
+        # words.
         parts = line.split(" ")
         taken.append(" ".join(parts[:words]))
         words -= len(line.split())

@@ -1,16 +1,17 @@
 """Sources of training text: JSONL files, plain text, and the installed Python code.
 
-On the command line, a source is ``WHAT=WEIGHT``::
+On the command line, a source is ``WHAT=WEIGHT``, where the weight is its share of the text relative
+to the other sources. Examples, with what is read::
 
     prose.jsonl.gz=0.25        one JSON object a line: text, and optionally source and license
     notes/=0.1                 every .txt, .md, .rst and .py file below a folder (or one such file)
     python=0.6                 the interpreter's standard library and the installed packages
-    python:extra/packages=0.6  the same, with the packages of one more folder
-    own.answers=1              the target's own dialogues, from pronk train texts; only for
-                               drafters, and without other sources
+    python:extra/packages=0.6  the same, and the packages in one more folder
+    own.answers=1              a file of the target's own dialogues, from pronk train texts; only
+                               for drafters, and without other sources
 
-The metadata of a Python package must declare a permissive licence for all of its files. Tests,
-generated files, vendored copies and tables of data are left out.
+A Python package is read only if its metadata declares a permissive licence for all of its files.
+Tests, generated files, vendored copies and tables of data are left out.
 """
 
 from __future__ import annotations
@@ -27,50 +28,50 @@ from typing import Any, NamedTuple
 from pronk import OptionError
 from pronk.base import read_json_lines, read_text, refuse
 
-# Permissive licences as SPDX identifiers.
+# Pattern of permissive licences given as SPDX identifiers.
 _SPDX = re.compile(
     r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0"
     r"|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
 )
-# Permissive licences by other usual names, such as "New BSD License (BSD)".
+# Pattern of permissive licences given by other usual names, such as "New BSD License (BSD)".
 _FREE_FORM = re.compile(
     r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?"
     r"|apache( software)?( license)?,?( version)? 2(\.0)?|psf|python software foundation)"
     r"( license)?( \((mit|bsd|isc)\))?"
 )
-# Permissive licences as trove classifiers.
+# Pattern of permissive licences given as trove classifiers.
 _CLASSIFIER = re.compile(
     r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*"
 )
 
-# Names of folders whose files are left out: tests, vendored copies, tables of data.
+# Names of folders whose Python files are left out: tests, vendored copies, tables of data.
 _SKIP_PARTS = frozenset(
     "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored "
     "_vendored_packages third_party thirdparty extern externals _extern _bundled _distutils "
     "site-packages dist-packages turtledemo pydoc_data encodings benchmarks __pycache__ "
     "migrations locale lib2to3".split()
 )
-# Phrases at the beginning of a generated file.
+# Phrases at the beginning of generated files, which are left out.
 _GENERATED = re.compile(
     r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE
 )
-# Text in the style of a code benchmark.
+# Traces of code benchmarks (HumanEval, MBPP), by which their problems are left out.
 _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
-# Comment with a copyright notice at the top of a file.
+# Pattern of the comment with a copyright notice at the top of a file, which is removed.
 _NOTICE = re.compile(
     r"\A(#!.*\n)?(#.*\n|\s*\n)*?#.*(copyright|licen[sc]e).*\n(#.*\n)*\s*", re.IGNORECASE
 )
-# Size of a source file of Python; smaller and larger files are left out.
+# Range of a Python file's size in bytes; smaller and larger files are left out.
 _MIN_BYTES = 200
 _MAX_BYTES = 120_000
-_MAX_LINE = 300  # characters of a file's longest line
+_MAX_LINE = 300  # maximum characters of a line; a file with a longer line is left out
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 _ANSWERS = ".answers"
 
 
 class SourceText(NamedTuple):
-    """One text, with its origin and licence for the model card."""
+    """One text of a source, with its origin and licence for the model card."""
 
     text: str
     origin: str
@@ -78,7 +79,7 @@ class SourceText(NamedTuple):
 
 
 def read_python(extra: Path | None) -> Iterator[SourceText]:
-    """Yield the files of the standard library, then of all packages.
+    """Yield the Python files of the standard library, then those of all installed packages.
 
     ``extra`` is a folder of further packages with their ``.dist-info``, as made by ``pip install
     --target``.
@@ -93,9 +94,9 @@ def read_python(extra: Path | None) -> Iterator[SourceText]:
 
 
 def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
-    """Yield the files of all packages in ``folders`` with a permissive licence.
+    """Yield the Python files of all packages in ``folders`` with a permissive licence.
 
-    If several folders have a package, its files in the last of them count.
+    If several folders have the same package, only its files in the last of them are read.
     """
     packages: dict[str, Distribution] = {}
     for folder in folders:
@@ -114,23 +115,30 @@ def read_packages(folders: Sequence[Path]) -> Iterator[SourceText]:
 def _read_files(
     root: Path, files: list[Path], origin: str, license_name: str
 ) -> Iterator[SourceText]:
-    """Yield the ordinary code among ``files`` below ``root``."""
+    """Yield those of ``files`` that are ordinary code, without their copyright notices.
+
+    Args:
+        root: folder of the package, below which the files are.
+        files: Python files.
+        origin: name and version of the package.
+        license_name: licence of the package.
+    """
     for file in files:
         is_wanted = _wanted_path(file.relative_to(root)) and file.is_file()
         if not is_wanted or not _MIN_BYTES <= file.stat().st_size <= _MAX_BYTES:
             continue
         try:
             text = _read_text(file)
-        except OptionError:  # not UTF-8: in these packages only test data
+        except OptionError:  # not UTF-8: such files are test data in these packages
             continue
         if wanted_code(text):
-            # Remove the copyright notice, or the model would learn to recite notices. The model
-            # card names the licence.
+            # Remove the copyright notice, because the model would learn to recite notices. The
+            # model card names the licence instead.
             yield SourceText(_NOTICE.sub("", text, count=1), origin, license_name)
 
 
 def _wanted_path(path: PurePath) -> bool:
-    """Return False for tests, vendored copies and tables of data, by the path of a file."""
+    """Return whether a path is that of ordinary code: no test, vendored copy or table of data."""
     if ".." in path.parts or _SKIP_PARTS.intersection(part.lower() for part in path.parts[:-1]):
         return False
     is_test = path.name.startswith("test_") or path.name.endswith("_test.py")
@@ -138,7 +146,7 @@ def _wanted_path(path: PurePath) -> bool:
 
 
 def wanted_code(text: str) -> bool:
-    """Return False for generated code, minified code, and tables of data."""
+    """Return whether a text is ordinary code: not generated or minified, and no table of data."""
     if _GENERATED.search(text[:1500]) or _EVAL_STYLE.search(text):
         return False
     lines = text.splitlines()
@@ -150,7 +158,7 @@ def wanted_code(text: str) -> bool:
 
 
 def _license_of(distribution: Distribution) -> str | None:
-    """Return the declared licence if it is permissive, else ``None``."""
+    """Return the licence that a package declares if it is permissive, else ``None``."""
     metadata = distribution.metadata
     expressions = metadata.get_all("License-Expression") or []
     all_classifiers = metadata.get_all("Classifier") or []
@@ -163,12 +171,12 @@ def _license_of(distribution: Distribution) -> str | None:
 
 
 def is_permissive(expression: str) -> bool:
-    """Return whether permissive licences alone satisfy an expression such as ``A OR (B AND C)``."""
+    """Return whether permissive licences alone satisfy an expression: ``MIT OR (A AND B)``, …."""
     if _FREE_FORM.fullmatch(expression.strip().lower()):
         return True
     flat = expression.replace("(", " ").replace(")", " ").lower()
     if "(" in expression and " or " in flat and " and " in flat:
-        # Nested expressions are rare and not parsed: all of their licences must be permissive.
+        # Nested expressions are rare and are not parsed: all licences in them must be permissive.
         flat = flat.replace(" or ", " and ")
     for alternative in flat.split(" or "):
         terms = [term.strip() for term in alternative.split(" and ")]
@@ -179,11 +187,11 @@ def is_permissive(expression: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A source of training text: ``WHAT=WEIGHT`` on the command line."""
+    """A source of training text, given as ``WHAT=WEIGHT`` on the command line."""
 
-    name: str  # in messages and the model card
-    kind: str  # ``jsonl``, ``text``, ``answers``, or ``python``
-    path: Path | None  # ``None``: no further packages for ``python``
+    name: str  # name of the source in messages and the model card
+    kind: str  # ``jsonl``, ``text``, ``answers`` or ``python``
+    path: Path | None  # file or folder; for ``python``, a folder of further packages or ``None``
     weight: float  # share in the mixture, relative to the weights of the other sources
 
 
@@ -225,8 +233,8 @@ def parse_source(text: str) -> SourceSpec:
 def spec_of(path: Path, option: str) -> SourceSpec:
     """Return a source of weight 1 for ``path``: JSON Lines, a text file or a folder of text files.
 
-    Raises OptionError if the path does not exist; the message names the ``option`` that has the
-    path.
+    Raises OptionError if the path does not exist; the message names ``option``, the option with
+    which the user gave the path.
     """
     if not path.exists():
         refuse(option, f"expected text files, folders or JSON lines, found no {path}", OptionError)
@@ -235,7 +243,7 @@ def spec_of(path: Path, option: str) -> SourceSpec:
 
 
 def json_lines_name(file: Path) -> str:
-    """Return the file name without ``.jsonl`` or ``.jsonl.gz``."""
+    """Return the name of a JSON Lines file without ``.jsonl`` or ``.jsonl.gz``."""
     return file.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
@@ -272,7 +280,8 @@ def _document(row: dict[str, Any], path: Path) -> SourceText:
     text = row.get("text")
     if not isinstance(text, str):
         refuse(path, f"expected a string under 'text', found {type(text).__name__}", OptionError)
-    # The model card lists origins: of 'owner/name@commit:path' the repository without the path.
+    # The model card lists origins. Of an origin 'owner/name@commit:path', only the repository is
+    # listed, without the path.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
     return SourceText(text, origin, str(row.get("license", "not stated")))
 
@@ -286,5 +295,5 @@ def _read_plain_texts(path: Path, name: str) -> Iterator[SourceText]:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file; all its line breaks become line feeds."""
+    """Return the text of a file, with a line feed for each of its line breaks."""
     return read_text(file).replace("\r\n", "\n").replace("\r", "\n")

@@ -1,7 +1,7 @@
-"""The decoder of :mod:`pronk.models.decoder` as a module of torch, for training; its loading.
+"""The decoder of :mod:`pronk.models.decoder` as a module of torch, and the loading of its weights.
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any sequences, without a batch dimension.
-Rows interact only in the attention, which the caller passes as :class:`Attend`.
+Rows interact only in the attention, which the caller passes as a function :class:`Attend`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from pronk.checkpoint import (
 )
 from pronk.torch import ACTIVATIONS, choose_experts, to_tensor
 
-# Rotations of rows, the arguments of :func:`apply_rope`; ``None`` without RoPE.
+# Cosines and sines by which RoPE rotates the rows, the arguments of :func:`apply_rope`; ``None``
+# without RoPE.
 Rope = tuple[Tensor, Tensor] | None
 
 # Attention over a training batch. The arguments are the index of a layer (from 0), ``q`` ``[rows,
@@ -83,12 +84,15 @@ class ModuleLayer(nn.Module):
         return self.apply_mlp(self.apply_attention(x, rope, index, attend))
 
     def apply_attention(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
-        """Return ``x`` plus the output of self-attention; arguments as in :meth:`forward`."""
+        """Return ``x`` ``[rows, hidden]`` plus the output of self-attention.
+
+        The other arguments are those of :meth:`forward`.
+        """
         q, k, v = self._project(self.attention_norm(x), rope)
         return self._add(x, self.attention_output_norm(self.out(attend(index, q, k, v))))
 
     def apply_mlp(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``[rows, hidden]`` plus the output of the MLP."""
+        """Return ``x`` ``[rows, hidden]`` plus the output of the MLP or the mixture of experts."""
         normed = self.mlp_norm(x)
         if self.router is None:
             branch = self._compute_mlp(normed, self.up, self.down)
@@ -106,7 +110,10 @@ class ModuleLayer(nn.Module):
         return down(self.activate(hidden))
 
     def _mix(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of the outputs of each row's experts, added by expert number."""
+        """Return the weighted sum of the outputs of each row's experts, ``[rows, hidden]``.
+
+        The outputs are added in the order of the experts' numbers.
+        """
         assert self.mixture is not None
         assert self.router is not None
         assert isinstance(self.up, nn.ModuleList)
@@ -128,8 +135,8 @@ class ModuleLayer(nn.Module):
     def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries ``[rows, heads, head_dim]``, rotated keys, and values.
 
-        Keys and values are ``[rows, kv_heads, head_dim]``. Queries are scaled so that attention
-        with scores times ``head_dim ** -0.5`` is that of the configuration.
+        Keys and values are ``[rows, kv_heads, head_dim]``. Queries are scaled such that attention,
+        which multiplies scores by ``head_dim ** -0.5``, has the scale of the configuration.
         """
         config = self.config
         projected = self.qkv(x)
@@ -174,19 +181,25 @@ class DecoderModule(nn.Module):
         self.rotations = {rope: Rotations(rope) for rope in config.ropes}
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the input of the first layer, ``[rows, hidden]``; arguments are ``[rows]``."""
+        """Return the input of the first layer, ``[rows, hidden]``: embedded tokens and positions.
+
+        ``tokens`` and ``positions`` are ``[rows]``.
+        """
         x = F.embedding(tokens, self.embedding)
         if self.positions is not None:
             x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
         return x.to(dtype) * torch.tensor(self.config.embedding_scale, dtype=dtype, device=x.device)
 
     def rope(self, positions: Tensor, dtype: torch.dtype, layer: int = 0) -> Rope:
-        """Return the rotations of the rows in a layer (from 0); see :class:`Rotations`."""
+        """Return RoPE's cosines and sines for rows at ``positions``, in a layer (from 0).
+
+        ``None`` if the layer has no RoPE.
+        """
         rope = self.config.rope_of(layer)
         return None if rope is None else self.rotations[rope](positions, dtype)
 
     def layer_ropes(self, positions: Tensor, dtype: torch.dtype) -> list[Rope]:
-        """Return the rotations of the rows in each layer."""
+        """Return RoPE's cosines and sines for rows at ``positions``, for each layer."""
         made: dict[RopeConfig | None, Rope] = {
             rope: make(positions, dtype) for rope, make in self.rotations.items()
         }
@@ -195,9 +208,10 @@ class DecoderModule(nn.Module):
     def run(
         self, x: Tensor, ropes: Sequence[Rope], attend: Attend, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers 1 to ``stop`` (default: all); yield the number and the output of each.
+        """Run layers 1 to ``stop`` (default: all); yield number and output of each layer.
 
-        ``x`` ``[rows, hidden]`` is the input of layer 1; ``ropes`` has the rotations of each layer.
+        ``x`` ``[rows, hidden]`` is the input of layer 1; ``ropes`` has the rotations for each
+        layer.
         """
         for index in range(len(self.layers) if stop is None else stop):
             x = self.layers[index](x, ropes[index], index, attend)
@@ -212,7 +226,7 @@ class DecoderModule(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Set random weights, as in :func:`initialize_parameters`."""
+        """Set random weights as GPT-2 does (:func:`initialize_parameters`)."""
         initialize_parameters(self.named_parameters(), generator, self.config.num_layers)
 
 
@@ -238,7 +252,7 @@ def initialize_parameters(
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Return a norm layer of the model's type over its hidden size."""
+    """Return a norm over the hidden size, of the type in ``config``: RMSNorm or LayerNorm."""
     norm = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return norm(config.hidden_size, config.norm_eps)
 
@@ -250,20 +264,21 @@ def empty_linear(out_features: int, in_features: int, *, bias: bool) -> nn.Linea
 
 
 class Rotations:
-    """Rotations of RoPE for rows at given positions.
+    """Cosines and sines of RoPE for rows at given positions, computed once.
 
     With *dynamic* scaling, each row is rotated as if it were the last token of its text.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
         self._table = RopeTable(config)
-        # By device: cosines and sines of the positions so far, ``[positions, 2, head_dim / 2]``.
+        # For each device: cosines and sines of all positions so far, ``[positions, 2, head_dim /
+        # 2]``.
         self._entries: dict[torch.device, Tensor] = {}
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rope:
         """Return ``cos`` and ``sin`` for :func:`apply_rope`, each ``[rows, 1, head_dim]``.
 
-        ``None`` without RoPE.
+        The result is ``None`` without RoPE.
         """
         if self._table.config is None:
             return None
@@ -272,7 +287,7 @@ class Rotations:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_up(self, positions: Tensor) -> Tensor:
-        """Return the cosines and sines of the positions, float32 ``[rows, 2, head_dim / 2]``."""
+        """Return cosines and sines for ``positions``, float32 ``[rows, 2, head_dim / 2]``."""
         stop = int(positions.max()) + 1
         device = positions.device
         table = self._table
@@ -286,14 +301,14 @@ class Rotations:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` ``[rows, heads, head_dim]`` with rotated coordinates.
+    """Return ``x`` ``[rows, heads, head_dim]`` rotated by RoPE.
 
-    A pair is coordinates ``i`` and ``i + head_dim / 2``. ``cos`` is ``(cos, cos)`` and ``sin`` is
-    ``(-sin, sin)``, each ``[rows, 1, head_dim]``; of a smaller ``head_dim``, only the first
-    coordinates of ``x`` are rotated.
+    Coordinates ``i`` and ``i + d / 2`` of a head are rotated as a pair. ``cos`` and ``sin`` are
+    ``[rows, 1, d]``: the cosines twice, and the sines with negative and with positive sign. If
+    ``d`` is below ``head_dim``, only the first ``d`` coordinates are rotated.
     """
     size = cos.shape[-1]
-    if size < x.shape[-1]:  # the other coordinates are not rotated
+    if size < x.shape[-1]:  # coordinates from ``size`` on are not rotated
         return torch.cat((apply_rope(x[..., :size], cos, sin), x[..., size:]), dim=-1)
     half = size // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
@@ -355,7 +370,7 @@ def load_module(
 
 
 def _read(inventory: Inventory, source: CheckpointTensor, *, transposed: bool) -> Array:
-    """Return a tensor of the checkpoint, dequantized.
+    """Return a tensor of the checkpoint, dequantized; a matrix is ``[outputs, inputs]``.
 
     ``transposed``: the checkpoint stores the matrix as ``[inputs, outputs]``.
     """
@@ -370,7 +385,7 @@ def _read(inventory: Inventory, source: CheckpointTensor, *, transposed: bool) -
 
 
 def _concatenate(arrays: Sequence[Array], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Convert arrays, one by one, to a tensor of all their rows."""
+    """Convert arrays, one by one, to a tensor of all their rows, to save peak memory."""
     rows = [len(array) for array in arrays]
     values = torch.empty(sum(rows), *arrays[0].shape[1:], dtype=dtype, device=device)
     for target, array in zip(values.split(rows), arrays, strict=True):

@@ -1,4 +1,4 @@
-"""Trained drafters as modules of torch; formulas are in :mod:`pronk.lab.drafters.modules`."""
+"""Trained drafters as modules of torch; :mod:`pronk.lab.drafters.modules` has their formulas."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pronk.train.modules.decoder import (
 class HeadsModule(nn.Module):
     """Multi-token heads on packed rows ``[rows, hidden]``; new weights are uninitialized float32.
 
-    ``layers``, one per head, are shared with a target that is trained together with its heads. By
-    default the heads have layers of their own.
+    ``layers``, one per head, are given if they are also layers of a target that is trained together
+    with its heads. By default the heads have layers of their own.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class HeadsModule(nn.Module):
     def run_part(self, index: int, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Run the layer of head ``index`` on ``x`` ``[rows, hidden]``; return the same shape.
 
-        ``x`` is the output of the target's layer, or in the causal and anticausal orders that of
-        the head before.
+        ``x`` is the output of the target's layer. In the causal and anticausal orders it is the
+        output of the head before instead.
         """
         layer = self.layers[index]
         is_transformer = self.shape.kind == "transformer"
         out: Tensor = layer(x, rope, index, attend) if is_transformer else layer(x)
-        return out.to(x.dtype)  # with autocast, a linear layer returns a narrower dtype
+        # under autocast, a linear layer returns a narrower dtype than that of its input
+        return out.to(x.dtype)
 
     def initialize(
         self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None
@@ -66,7 +67,7 @@ class HeadsModule(nn.Module):
         """Set initial weights with which a head nearly returns its input.
 
         Args:
-            generator: of the small random weights.
+            generator: generator of the small random weights.
             norm: the target's final norm, which is copied to the norm of each head; without it, the
                 weights of the norms are 1.
             head: the target's unembedding ``[vocab, hidden]``, which is copied to the unembeddings
@@ -87,7 +88,10 @@ class HeadsModule(nn.Module):
 
 
 class _GlideLayer(ModuleLayer):
-    """A layer with cross-attention before the MLP; ``attend`` is a :class:`DelayedAttention`."""
+    """A layer of GLIDE's decoder: self-attention, cross-attention to the target's cache, MLP.
+
+    ``attend`` in its methods is a :class:`DelayedAttention`.
+    """
 
     def __init__(self, config: ModelConfig, target: ModelConfig) -> None:
         super().__init__(config)
@@ -106,7 +110,7 @@ class _GlideLayer(ModuleLayer):
 
 
 class GlideDecoderModule(DecoderModule):
-    """GLIDE's decoder, whose embedding is also its output head (there is no module ``head``)."""
+    """GLIDE's decoder; its embedding is also its LM head, so there is no module ``head``."""
 
     def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
         super().__init__(shape.config(target))
@@ -133,11 +137,14 @@ class KangarooModule(nn.Module):
             self.head = empty_linear(target.vocab_size, target.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        """Map the exit layer's output ``[rows, hidden]`` to the head's input, of the same shape."""
+        """Return the input of the LM head ``[rows, hidden]`` for ``x``.
+
+        ``x``, of the same shape, is the output of the target's exit layer.
+        """
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Set random weights of the layer; copy the target's ``norm`` and ``head``."""
+        """Set random weights of the adapter's layer; copy the target's final norm and LM head."""
         initialize_parameters(self.layers.named_parameters(), generator)
         self.norm.load_state_dict(norm.state_dict())
         if self.head is not None:
@@ -145,7 +152,7 @@ class KangarooModule(nn.Module):
 
 
 class _Attention(ModuleLayer):
-    """The first half of a decoder layer: ``x + attention(norm(x))``."""
+    """A decoder layer without its MLP: ``x + attention(norm(x))``."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -178,7 +185,10 @@ _BLOCKS: dict[str, type[nn.Module]] = {
 
 
 class MedusaHeadModule(nn.Module):
-    """The residual blocks of one Medusa head, whose weights are zeros at first."""
+    """The residual blocks of one Medusa head.
+
+    Their first weights are zeros, so that a new head returns its input.
+    """
 
     def __init__(self, size: int, blocks: int) -> None:
         super().__init__()
@@ -187,7 +197,10 @@ class MedusaHeadModule(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the input of the unembedding for rows ``[rows, hidden]`` after the final norm."""
+        """Return the input of the head's unembedding ``[rows, hidden]``.
+
+        ``hidden``, of the same shape, is the target's last output after the final norm.
+        """
         for block in self.blocks:
             hidden = hidden + F.silu(block(hidden))
         return hidden
@@ -210,6 +223,6 @@ class MedusaModule(nn.Module):
         )
 
     def initialize(self, unembedding: Tensor) -> None:
-        """Copy the target's unembedding ``[vocab, hidden]`` to those of the heads, if any."""
+        """Copy the target's unembedding ``[vocab, hidden]`` to heads that have one of their own."""
         for own_unembedding in self.unembeddings:
             own_unembedding.load_state_dict({"weight": unembedding})

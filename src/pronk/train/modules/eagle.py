@@ -1,7 +1,7 @@
-"""An EAGLE-3 or MTP head as a module of torch, for training.
+"""An EAGLE-3 or MTP head, of one layer, as a module of torch for training.
 
-The tensors have the names of the layout speculators (vLLM); those of an MTP head are renamed in the
-export. A head has one layer. An MTP head uses the target's LM head.
+The tensors have the names of the layout speculators (vLLM); those of an MTP head are renamed when
+it is exported. An EAGLE-3 head has an LM head of its own, an MTP head uses the target's.
 """
 
 from __future__ import annotations
@@ -23,32 +23,44 @@ from pronk.train.modules.decoder import (
     initialize_parameters,
 )
 
-_FEATURE = 0.3  # root mean square of the initial features, whose inputs are normed
-_ACCEPTANCE = 0.5  # acceptance of each draft position, assumed at first
-_SELF = 1.3  # length of the directions of queries and keys: a row's score with itself is 8 to 16
-_MTP_NAMES = {  # names of the modules of an MTP head in the layout speculators
+# root mean square of the features with the first weights; the inputs of ``fc`` are normed
+_FEATURE = 0.3
+# probability of acceptance that is assumed for each draft position before any is measured
+_ACCEPTANCE = 0.5
+# Length of the directions to which the first query and key matrices map, with which the score of a
+# row with itself is 8 to 16: a row then attends mostly to itself.
+_SELF = 1.3
+_MTP_NAMES = {  # for each module of an MTP head: its name in the layout speculators
     "token_norm": "token_layernorm.",
     "feature_norm": "hidden_layernorm.",
     "fc": "input_proj.",
     "norm": "final_layernorm.",
     "layers": "",
 }
-# The weights of the final norm begin as the target's times this factor, so that the first logits
+# The first weights of the final norm are the target's times this factor, so that the first logits
 # are small.
 _NORM_SCALE = 0.1
 
 
 class LinearStart(NamedTuple):
-    """Linear prediction ``A x + B e`` of the target's output; see :mod:`pronk.train.head_plan`."""
+    """Result of a least-squares fit: the target's last output is predicted as ``A x + B e``.
 
-    from_hidden: Tensor  # A, ``[size, sources * size]``
-    from_embedding: Tensor  # B, ``[size, size]``
-    embeddings: Tensor  # mean of ``e e^T``, ``[size, size]``
-    scale: float  # root mean square of the prediction
+    ``x`` are the outputs of the target's layers, and ``e`` is the embedding of the next token
+    (:mod:`pronk.train.head_plan`).
+    """
+
+    from_hidden: Tensor  # the matrix A, ``[size, sources * size]``
+    from_embedding: Tensor  # the matrix B, ``[size, size]``
+    embeddings: Tensor  # mean of ``e e^T`` over the data, ``[size, size]``
+    scale: float  # root mean square of ``A x + B e``
 
 
 class _EagleBlock(nn.Module):
-    """The layer of the head; with EAGLE-3 its attention reads the embedding and the feature."""
+    """The layer of the head: attention, then MLP.
+
+    In EAGLE-3, queries, keys and values are computed from embedding and feature side by side; in
+    MTP, a linear layer has joined the two before.
+    """
 
     def __init__(self, eagle: EagleConfig) -> None:
         super().__init__()
@@ -71,14 +83,19 @@ class _EagleBlock(nn.Module):
 class EagleModule(nn.Module):
     """An EAGLE-3 or MTP head; the weights of a new object are uninitialized.
 
-    ``draft_ids`` are the target's ids of the tokens in the loss, int64 ``[draft_vocab]``,
-    ascending.
+    Args:
+        eagle: configuration of the head.
+        num_sources: number of the target's layers whose outputs the head reads.
+        draft_ids: the draft vocabulary, the tokens in the loss: the target's ids, int64
+            ``[draft_vocab]``, ascending.
+        depth: number of draft positions in training.
     """
 
     d2t: Tensor  # int64 ``[draft_vocab]``: the target's id minus the index in the draft vocabulary
     t2d: Tensor  # bool ``[vocab]``: whether a token of the target is in the draft vocabulary
-    target_norm: Tensor  # weight of the target's final norm, for MTP
-    # Running mean of the acceptance of each draft position, for D-PACE; not exported.
+    target_norm: Tensor  # weight of the target's final norm, in MTP heads only
+    # Running mean of the acceptance of each draft position, for the weighting D-PACE of the loss;
+    # not exported.
     acceptance: Tensor
 
     def __init__(
@@ -101,7 +118,7 @@ class EagleModule(nn.Module):
         if self.is_mtp:
             self.token_norm = nn.RMSNorm(size, config.norm_eps)
             self.feature_norm = nn.RMSNorm(size, config.norm_eps)
-        # The exported file has ``d2t`` and ``t2d``, because they are buffers.
+        # ``d2t`` and ``t2d`` are buffers, so they are in the exported file.
         self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids)))
         self.register_buffer("t2d", torch.isin(torch.arange(config.vocab_size), draft_ids))
         self.register_buffer("acceptance", torch.full((depth,), _ACCEPTANCE))
@@ -110,7 +127,7 @@ class EagleModule(nn.Module):
         self.rotations = Rotations(config.rope)
 
     def exported(self) -> dict[str, Tensor]:
-        """Return the tensors of the head's file."""
+        """Return the tensors of the head's file, by their names in the layout speculators."""
         tensors = self.state_dict()
         if not self.is_mtp:
             return {name: tensor for name, tensor in tensors.items() if name != "acceptance"}
@@ -123,23 +140,27 @@ class EagleModule(nn.Module):
 
     @property
     def input_norms(self) -> Sequence[nn.RMSNorm]:
-        """Norms of the inputs from the target, one per source."""
+        """Norms of the target's outputs, one for each layer that the head reads."""
         if self.is_mtp:
             return [self.feature_norm]
         return [norm for norm in self.fc_norm if isinstance(norm, nn.RMSNorm)]
 
     def inputs(self, hidden: Tensor) -> Tensor:
-        """Return the argument of :meth:`fuse` for outputs of the target's layers.
+        """Return the input of :meth:`fuse`, given the outputs of the target's layers.
 
-        For MTP, the target's final norm is applied.
+        In MTP it is the last layer's output after the target's final norm; in EAGLE-3 the outputs
+        are unchanged.
         """
         if not self.is_mtp:
             return hidden
         return F.rms_norm(hidden, hidden.shape[-1:], self.target_norm)
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """Return features ``[rows, hidden]`` of the target's outputs ``[rows, sources * size]``."""
-        if self.is_mtp:  # the feature is the output of the target's final norm
+        """Return the features ``[rows, hidden]`` that the layer reads.
+
+        ``hidden`` ``[rows, sources * size]`` are the outputs of the target's layers, side by side.
+        """
+        if self.is_mtp:  # ``hidden`` is the output of the target's final norm, which is the feature
             return hidden
         if self.fc_norm:
             parts = hidden.chunk(len(self.fc_norm), dim=-1)
@@ -194,7 +215,10 @@ class EagleModule(nn.Module):
         return out
 
     def read_out(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normed output, which the LM head reads, and the feature of the next step."""
+        """Return the input of the LM head, and the feature that the next step reads.
+
+        ``out`` is the layer's output; both results have its shape.
+        """
         normed = self.norm(out)
         feature = normed if self.eagle.norm_output else out
         return normed, feature
@@ -203,7 +227,10 @@ class EagleModule(nn.Module):
     def begin_linear(
         self, start: LinearStart, target: DecoderModule, generator: torch.Generator
     ) -> None:
-        """Let the head compute a linear prediction of the target's last output, and little else."""
+        """Set the first weights so that the head computes ``A x + B e``, the linear fit ``start``.
+
+        The MLP is left as it is, with small random weights.
+        """
         config = self.eagle.layers
         block = self.layers[0]
         assert isinstance(block, _EagleBlock)
@@ -224,22 +251,23 @@ class EagleModule(nn.Module):
         }
         attention["v_proj"].zero_()
         attention["v_proj"][: len(right), :size] = right
-        # The query heads of a group have the same output: each gets an equal part of ``left``.
+        # The query heads of a group have the same output, so each gets an equal part of ``left``.
         spread = left.new_zeros(size, kv_heads * d)
         spread[:, : left.shape[1]] = left / group
         by_query_head = spread.view(size, kv_heads, 1, d).expand(-1, -1, group, -1)
         attention["o_proj"].copy_(by_query_head.reshape(size, -1))
-        # Equal queries and keys of random directions: a row's product with itself is the largest.
+        # Queries and keys get equal random directions, so that a row's score with itself is the
+        # highest.
         keys = torch.nn.init.orthogonal_(attention["k_proj"][:, :size].clone(), _SELF, generator)
         attention["k_proj"][:, :size] = keys
         queries = keys.view(kv_heads, 1, d, size).expand(-1, group, -1, -1)
         attention["q_proj"][:, :size] = queries.reshape(heads * d, size)
 
     def initialize(self, target: DecoderModule, generator: torch.Generator) -> None:
-        """Set small random matrices, and the target's LM head with small logits.
+        """Set small random matrices; copy the target's LM head, with a norm for small logits.
 
-        A copy of the target's last layer would be a worse start: it is confident of the token that
-        is already known.
+        The target's last layer is not copied: it predicts the token that the head already knows,
+        with high confidence.
         """
         initialize_parameters(self.named_parameters(), generator)
         deviation = _FEATURE * self.fc.weight.shape[1] ** -0.5
@@ -253,7 +281,7 @@ class EagleModule(nn.Module):
 
 
 def _linears(**shapes: tuple[int, int]) -> nn.ModuleDict:
-    """Return linear layers by name, each of shape (outputs, inputs)."""
+    """Return linear layers without bias, by name; each shape is (outputs, inputs)."""
     return nn.ModuleDict({name: empty_linear(*shape, bias=False) for name, shape in shapes.items()})
 
 

@@ -33,19 +33,20 @@ from pronk.train.attention import DenseAttention
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 from pronk.train.quantization.rounding import LINEARS, RoundingRule
 
-# Maximum tokens of the sequences that a layer computes together; a longer sequence is alone.
+# Maximum number of tokens of the sequences that a layer computes together. A longer sequence is
+# computed alone.
 _MAX_ROWS = 4096
 # Fraction of the mean of H's diagonal that is added to the diagonal (section 3.3 of the paper).
 _DAMPING = 0.01
 # Number of attempts to invert H; each adds ten times as much to the diagonal as the one before.
 _MAX_ATTEMPTS = 8
-# Maximum number of columns per block; the errors of a block are applied to the later columns in one
-# matrix product.
+# Maximum number of columns in a block of GPTQ. The errors of a block are applied to all later
+# columns in one matrix product.
 _BLOCK_COLUMNS = 128
-# Values of ``α`` that the search tries, besides 0.
+# Values of ``α`` that the search tries in addition to 0.
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Minimum of ``rms(x)`` in the search, relative to the largest, so that inputs near 0 do not get
-# extreme scales.
+# In the search, ``rms(x)`` of an input is at least this fraction of the largest one, so that inputs
+# near 0 do not get extreme scales.
 _MIN_RELATIVE_RMS = 1e-4
 
 
@@ -56,9 +57,10 @@ def compute_hessians(
     rows: Tensor,
     length: int,
 ) -> dict[str, Tensor]:
-    """Return ``X Xᵀ`` of all inputs ``X`` of each linear module of a layer, by the module's name.
+    """Return the Hessian ``X Xᵀ`` for the inputs of each linear module of a layer, by module name.
 
-    The arguments are those of :func:`quantize_calibrated`, as tensors.
+    ``X`` ``[inputs, tokens]`` are all inputs of the module. The arguments are those of
+    :func:`quantize_calibrated`, as tensors.
     """
     with torch.device("meta"):
         layer = ModuleLayer(config)
@@ -77,8 +79,11 @@ def compute_hessians(
 def _add_product(
     products: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor]
 ) -> None:
-    """Add ``X Xᵀ`` of the inputs of a forward pass of the module ``name`` to ``products``."""
-    (rows,) = inputs  # ``[tokens, inputs]``: a part of the transpose of X
+    """Add ``X Xᵀ`` to ``products[name]``, for the inputs of one forward pass of a linear module.
+
+    This is a hook of the module ``name``; ``inputs`` are the arguments of its forward pass.
+    """
+    (rows,) = inputs  # ``[tokens, inputs]``: some columns of X, transposed
     if name not in products:
         products[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
     products[name].addmm_(rows.t(), rows)
@@ -93,7 +98,7 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
-    # The largest block that is a multiple or a divisor of the group.
+    # The largest block size that is a multiple or a divisor of the group size.
     sizes = range(_BLOCK_COLUMNS, 0, -1)
     block = next(size for size in sizes if size % group == 0 or group % size == 0)
     # Transposed to [inputs, outputs], so that each column of W is contiguous.
@@ -119,13 +124,19 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
-    """Return the sum of the squared errors of the outputs, ``tr((W - Q) H (W - Q)ᵀ)``."""
+    """Return the squared error of a layer's outputs after rounding, ``tr((W - Q) H (W - Q)ᵀ)``.
+
+    ``weight`` is W, ``quantized`` is Q (dequantized), and ``hessian`` is H.
+    """
     error = weight - quantized
     return float((error @ hessian).mul_(error).sum(dtype=torch.float64))
 
 
 def _inverse_factor(hessian: Tensor) -> Tensor:
-    """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32, for the damped ``H``."""
+    """Return the upper triangular ``U`` with ``H⁻¹ = Uᵀ U``, float32.
+
+    A number is added to the diagonal of H before, so that H can be inverted.
+    """
     if not bool(hessian.isfinite().all()):
         msg = (
             "expected finite products of the inputs, found NaN or inf; quantize without a "
@@ -133,7 +144,7 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
         )
         raise ValueError(msg)
     damped = hessian.double()
-    # The entry of an input that is always 0 is 0.
+    # The diagonal is 0 for an input that is always 0; any other value will do.
     damped.diagonal().masked_fill_(damped.diagonal() <= 0, 1.0)
     mean = damped.diagonal().mean()
     damping = _DAMPING
@@ -144,7 +155,7 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper.float()
-        damping *= 10  # for few or similar tokens, rounding errors can make H indefinite
+        damping *= 10  # with few or similar tokens, rounding errors can make H indefinite
     msg = "expected products of inputs (X Xᵀ), found a matrix that is far from positive definite"
     raise ValueError(msg)
 
@@ -182,9 +193,11 @@ def scale_layer(
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Return quotients ``values / scale`` in the file's dtype, and divisors ``values / quotients``.
+    """Divide values by scales so that the quotients are exact in the file's dtype.
 
-    A value whose quotient would round to 0 or infinity is not divided: its divisor is 1.
+    Returns the quotients ``values / scale``, rounded to that dtype, and the divisors ``values /
+    quotients``. A value whose quotient would round to 0 or infinity is not divided: its divisor is
+    1.
     """
     quotients = (values / scale).to(torch_dtype(rule.dtype)).float()
     is_valid = (quotients != 0) & quotients.isfinite()
@@ -194,7 +207,11 @@ def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, 
 
 
 def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Return the scales of the inputs, float32 ``[inputs]``, with the smallest error of outputs."""
+    """Return the scales of a matrix's inputs with which rounding changes its outputs least.
+
+    The result is float32 ``[inputs]``. ``weight`` is ``[outputs, inputs]``, and ``hessian`` is
+    ``X Xᵀ`` of the inputs.
+    """
     rms = hessian.diagonal().clamp_min(0).sqrt()
     rms = rms.clamp_min(_MIN_RELATIVE_RMS * float(rms.max()) + 1e-30)
     best = torch.ones_like(rms)
@@ -210,7 +227,7 @@ def _best_scale(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _nearest(weight: Tensor, rule: RoundingRule) -> Tensor:
-    """Return ``weight`` rounded to the nearest codes, dequantized."""
+    """Return ``weight`` rounded to the nearest codes, as float32 again."""
     return to_tensor(rule.nearest(to_array(weight)).dequantize())
 
 
@@ -240,7 +257,8 @@ def quantize_calibrated(
     Raises ValueError if the weights, or the products of the inputs, are not finite, or if the
     products are too far from positive definite for GPTQ.
     """
-    torch.set_num_threads(num_threads())  # the user chooses the number of the kernels' threads
+    # torch uses as many threads as the kernels, whose number the user chooses
+    torch.set_num_threads(num_threads())
     tensors = {name: to_tensor(array) for name, array in weights.items()}
     hessians = compute_hessians(config, window, tensors, to_tensor(rows), length)
     if method == "scaled":

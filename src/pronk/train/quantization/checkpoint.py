@@ -44,17 +44,18 @@ from pronk.train.quantization.methods import (
 from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule
 from pronk.train.quantization.source import SourceCheckpoint
 
-# Progress callback (name of the current step, amount done, total amount). The amounts are bytes in
-# the step "writing", layers in the others.
+# Progress callback with the name of the current step, the amount done, and the total amount. The
+# amounts are bytes in the step "writing", and layers in all other steps.
 Status = Callable[[str, int, int], None]
 
 
 class QuantizedCheckpoint(NamedTuple):
     """Result of :func:`quantize`: rounding, sizes and perplexities, for the model card."""
 
-    rule: RoundingRule  # rounding rule of the matrices
-    method: str  # quantization method of the weights that were written
-    perplexities: Mapping[str, float]  # perplexity after quantization, by method
+    rule: RoundingRule  # how the matrices were rounded
+    method: str  # method of quantization whose weights were written
+    # perplexity after quantization, by method, of all methods that were tried
+    perplexities: Mapping[str, float]
     source_perplexity: float  # perplexity of the original model
     num_tokens: int  # number of tokens on which perplexity was measured
     num_bytes: int  # size of the written weights in bytes
@@ -87,9 +88,9 @@ def quantize(
         bits: number of bits per weight, 8 or 4.
         group: number of inputs per scale; see
             :func:`~pronk.train.quantization.rounding.choose_group`.
-        read_texts: function that returns the evaluation and calibration texts; called after the
-            options are checked.
-        name: name of the source for the model card; by default, the name of ``folder``.
+        read_texts: function that returns the evaluation and calibration texts. It is called only
+            if the options are valid, because it may take long.
+        name: name of the original model in the model card; by default, the name of ``folder``.
         command: command line for the model card.
         text: description of the evaluation text for the model card.
         status: progress callback.
@@ -112,7 +113,7 @@ def quantize(
     num_bytes = sum(entry.num_bytes for entry in entries)
     check_output_folder(out, num_bytes)
     texts = read_texts()
-    # Until the best method is known, the disk also holds the quantized layers of every method.
+    # The disk holds the quantized layers of every method until the best method is known.
     check_output_folder(out, num_bytes * (1 + len(texts.methods)))
     with convert_write_errors(out, "the checkpoint"), new_folder(out) as partial:
         source_perplexity, perplexities = _quantize_with_all_methods(
@@ -124,7 +125,8 @@ def quantize(
             method=method,
             perplexities=perplexities,
             source_perplexity=source_perplexity,
-            num_tokens=texts.evaluation[:, 1:].size,  # a sequence's first token is not predicted
+            # the first token of a sequence is not predicted
+            num_tokens=texts.evaluation[:, 1:].size,
             num_bytes=num_bytes,
             source_bytes=sum(map(source.inventory.nbytes, source.parts)),
         )
@@ -153,14 +155,18 @@ def _quantize_with_all_methods(
     partial: Path,
     status: Status,
 ) -> tuple[float, dict[str, float]]:
-    """Quantize by each method, to the folder ``partial/METHOD``.
+    """Quantize all layers by each method, and write the layers to ``partial/METHOD``.
 
-    Returns the perplexity of the source, and the perplexities after quantization by method.
+    Returns the perplexity of the original model, and the perplexities after quantization, by
+    method.
     """
     total = source.config.num_layers * (1 + len(texts.methods))
 
     def start_step(step: str, done: int) -> Tick:
-        """Report a new step; return a function to call after each of its layers."""
+        """Report the beginning of a step, of which ``done`` layers are done already.
+
+        Returns a function to call after each further layer of the step.
+        """
         status(step, done, total)
         following = count(done + 1)
         return lambda: status(step, next(following), total)
@@ -179,7 +185,10 @@ def _quantize_with_all_methods(
 
 
 def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
-    """Return the method with the lowest perplexity; raise CheckpointError if none is finite."""
+    """Return the method whose perplexity is lowest.
+
+    Raise a CheckpointError about ``folder``, the original model, if no perplexity is finite.
+    """
     finite = [method for method, value in perplexities.items() if math.isfinite(value)]
     if not finite:
         found = ", ".join(f"{value} by {method}" for method, value in perplexities.items())
@@ -192,7 +201,10 @@ def _best_method(perplexities: Mapping[str, float], folder: Path) -> str:
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
-    """Yield the tensors of the new checkpoint: packed matrices, and the other tensors."""
+    """Yield descriptions of the tensors of the new checkpoint, for dividing them among files.
+
+    They are the packed tensors of the matrices, and all other tensors unchanged.
+    """
     for part in source.parts:
         matrices = part.weight if part.kind == "linear" and part.target != "head" else ()
         for matrix in matrices:
@@ -210,7 +222,8 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
 def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[CheckpointTensor], Array]:
     """Return a function that reads a tensor of the new checkpoint.
 
-    Quantized layers are in ``folder``, the other tensors in the source.
+    It reads tensors of layers from ``folder``, where they were quantized, and all others from the
+    original checkpoint.
     """
     layers = [Checkpoint(layer_folder(folder, index)) for index in range(source.config.num_layers)]
     quantized = {name: layer for layer in layers for name in layer}
@@ -223,7 +236,7 @@ def _output_reader(source: SourceCheckpoint, folder: Path) -> Callable[[Checkpoi
     return read
 
 
-METHODS = {  # description of each quantization method in the model card
+METHODS = {  # for the model card: a description of each method of quantization
     "nearest": (
         "nearest code of each weight, with the clipping of each group that has the smallest "
         "squared error"
@@ -241,7 +254,8 @@ def quantized_card(
 ) -> str:
     """Return the model card of the quantized model ``name``, made from the model ``source``."""
     packages = ["safetensors", "numpy"]
-    if result.perplexities.keys() - {"nearest"}:  # methods that need torch were tried
+    # these methods need torch, so the card names its version
+    if result.perplexities.keys() - {"nearest"}:
         packages.insert(0, "torch")
     group = result.rule.group
     return render_card(

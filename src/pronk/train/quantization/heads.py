@@ -1,4 +1,4 @@
-"""Quantization of an EAGLE-3 or MTP head in the format compressed-tensors, and the way back."""
+"""Quantization of an EAGLE-3 or MTP head to the format compressed-tensors, and back to bfloat16."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class QuantizedHead(NamedTuple):
-    """Result of :func:`quantize_head`."""
+    """Sizes and error of a head that :func:`quantize_head` has written."""
 
     rule: RoundingRule
-    num_bytes: int  # size of the quantized weights
-    source_bytes: int  # size of the weights before
-    error: float  # relative error: √(sum of squared errors / sum of squared weights)
+    num_bytes: int  # size of the quantized weights in bytes
+    source_bytes: int  # size of the weights before quantization in bytes
+    error: float  # relative error of the weights: √(sum of squared errors / sum of squared weights)
 
 
 def find_head_kind(folder: Path) -> str | None:
@@ -70,8 +70,8 @@ def quantize_head(
     """Write a head to the folder ``out``, with all matrices but an embedding in 8 or 4 bits.
 
     ``folder`` has an unquantized head, in any layout that the drafter reads; ``out`` does not exist
-    or is empty. For ``group``, see :func:`~pronk.train.quantization.rounding.choose_group`. The
-    card has the ``command``.
+    or is empty. ``group`` is the number of inputs per scale
+    (:func:`~pronk.train.quantization.rounding.choose_group`). ``command`` is shown in the card.
 
     Raises:
         OptionError: ``bits``, ``group`` or ``out`` is invalid.
@@ -140,7 +140,7 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
         plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
         tensors[source.name] = plain.astype(BFLOAT16)
     own = {name: checkpoint.tensor(name) for name in checkpoint if name in {"d2t", "t2d"}}
-    # The names are those in the file, without the suffix of compressed-tensors.
+    # The new names are those in the file, without the suffix of compressed-tensors.
     for name, each in tensors.items():
         stored_name = stored.get(name, stored.get(f"{name}_packed", name))
         own[stored_name.removesuffix("_packed")] = each
@@ -151,7 +151,7 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
-    """Return the weights of a head, its ``config.json``, and the parsed configuration."""
+    """Return the tensors of a head, its ``config.json``, and the parsed configuration."""
     kind = find_head_kind(folder)
     if kind is None:
         refuse(
@@ -167,7 +167,11 @@ def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
 def _write(
     folder: Path, out: Path, tensors: Mapping[str, Array], document: Mapping[str, Any], note: str
 ) -> None:
-    """Write a head, with the card of the head in ``folder`` and a ``note`` at the card's end."""
+    """Write a head to the folder ``out``.
+
+    Its card is that of the head in ``folder`` with ``note`` at the end; ``document`` is its
+    ``config.json``.
+    """
     entries = [
         ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype)
         for name, each in tensors.items()

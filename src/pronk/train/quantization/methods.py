@@ -31,13 +31,13 @@ from pronk.train.quantization.source import LayerStream, SourceCheckpoint, build
 
 NEAREST = "nearest"
 
-Tick = Callable[[], None]  # progress callback, which is called after each layer
+Tick = Callable[[], None]  # progress callback, called after each layer
 
 LENGTH = 512  # number of tokens per sequence; fewer if the model's context is shorter
 _MAX_EVALUATION_TOKENS = 8192  # maximum number of tokens of the evaluation text
-_MIN_TOKENS = 128  # a text with fewer tokens is refused
-# Calibration texts are cut into chunks of this size and shuffled, so that all parts of a long text
-# can be used.
+_MIN_TOKENS = 128  # minimum number of tokens; a shorter text is refused
+# Calibration texts are cut into chunks of this size, which are shuffled, so that the chosen tokens
+# come from all parts of a long text.
 _CHUNK_CHARACTERS = 4096
 
 
@@ -45,11 +45,11 @@ class CalibrationTexts(NamedTuple):
     """Token ids ``[sequences, length]`` of the texts of a quantization."""
 
     evaluation: Array  # text on which perplexity is measured
-    calibration: Array | None = None  # text to calibrate with, if any
+    calibration: Array | None = None  # text to calibrate with; ``None``: round to the nearest
 
     @property
     def methods(self) -> Sequence[str]:
-        """Quantization methods that are possible with these texts; calibration also needs torch."""
+        """Methods to try with these texts: all if there is a calibration text, else ``nearest``."""
         return (NEAREST,) if self.calibration is None else (NEAREST, "scaled", "gptq")
 
 
@@ -93,8 +93,8 @@ def quantize_layers(
         calibration = LayerStream(source, backend, texts.calibration)
     for index in range(source.config.num_layers):
         weights = source.load_layer(index)
-        # A ValueError means that weights or Hessians are not finite, or that a Hessian is not
-        # positive definite.
+        # A ValueError means that weights or Hessians are not finite, or that a Hessian is far from
+        # positive definite. Name the layer in the error.
         with locate_error(f"{source.folder}: layer {index}", ValueError):
             if calibration is None:
                 matrices = {name: rule.nearest(weights[f"{name}.weight"]) for name in LINEARS}
@@ -104,7 +104,7 @@ def quantize_layers(
                 window = source.config.windows[index]
                 rows = calibration.rows
                 length = calibration.length
-                # Norms and biases may be scaled in place.
+                # This changes norms and biases in ``weights``, if the method scales.
                 matrices = quantize_calibrated(
                     source.config, window, weights, rows, length, method=method, rule=rule
                 )
@@ -120,7 +120,7 @@ def quantize_layers(
 
 
 def layer_folder(folder: Path, index: int) -> Path:
-    """Return the path of the temporary folder with the tensors of a quantized layer."""
+    """Return the path of the temporary folder for the tensors of quantized layer ``index``."""
     return folder / f"layer-{index}"
 
 
@@ -136,7 +136,10 @@ def _check_finite(name: str, *, finite: bool) -> None:
 def _write_layer(
     path: Path, tensors: Iterable[tuple[str, Array | QuantizedMatrix]], dtype: DType
 ) -> None:
-    """Write the tensors of a layer to a new folder; ``dtype`` is that of the scales."""
+    """Write the tensors of a quantized layer to the new folder ``path``.
+
+    ``dtype`` is that of the scales.
+    """
     arrays: dict[str, Array] = {}
     for name, value in tensors:
         if isinstance(value, QuantizedMatrix):
@@ -187,7 +190,7 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
 
 
 def _shuffled(documents: Iterable[str]) -> Iterator[str]:
-    """Yield chunks of the documents in random order, which is the same in every run."""
+    """Yield chunks of the documents in a random order that is the same in every run."""
     chunks: list[str] = []
     for text in documents:
         starts = range(0, len(text), _CHUNK_CHARACTERS)
@@ -200,8 +203,9 @@ def _tokenize(
 ) -> Array:
     """Return the token ids of ``texts``, int64 ``[sequences, length]``.
 
-    Texts of fewer tokens than ``length`` are one shorter sequence. Raises OptionError, which names
-    the texts by ``text_name``, if they have too few tokens.
+    At most ``max_tokens`` are used. If the texts have fewer tokens than ``length``, the result is
+    one shorter sequence. Raises OptionError, which names the texts by ``text_name``, if they have
+    too few tokens.
     """
     ids = pack(encoder, iter(texts), max_tokens).astype(np.int64)
     if len(ids) < min(_MIN_TOKENS, length):

@@ -23,11 +23,11 @@ from pronk.checkpoint import Bits, ModelConfig, QuantizedMatrix
 
 LINEARS = ("qkv", "out", "up", "down")  # names of the linear modules in a layer
 WHOLE_ROW = 0  # group size that means all inputs of a matrix
-_KERNEL_WHOLE_ROW = 1 << 20  # group size for the kernel that means all inputs: no row is longer
+_KERNEL_WHOLE_ROW = 1 << 20  # group size for the kernel that means all inputs: larger than any row
 
 
 class RoundingRule(NamedTuple):
-    """Rounding of the matrices of a model: ``weight ≈ scale * code`` with signed codes."""
+    """How the matrices of a model are rounded: to ``scale * code`` with signed codes."""
 
     kernels: Kernels  # compiled kernels, which choose the scales
     bits: Bits  # number of bits per code
@@ -38,13 +38,13 @@ class RoundingRule(NamedTuple):
 
     @property
     def zero(self) -> int:
-        """Number to add to signed codes to get the unsigned codes that are stored."""
+        """Number that is added to signed codes, because the file has unsigned codes."""
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Array) -> Array:
-        """Return the scales ``[outputs, groups]`` with the smallest squared error of the weights.
+        """Return the scales ``[outputs, groups]`` with which rounding changes the weights least.
 
-        They are float32, rounded to ``dtype``.
+        They minimize the squared error of each group. They are float32, with values of ``dtype``.
         """
         group = self.group or _KERNEL_WHOLE_ROW
         scale = round_weights(self.kernels, weight, self.bits, group).scale
@@ -52,19 +52,22 @@ class RoundingRule(NamedTuple):
         return np.clip(scale, -largest, largest).astype(self.dtype).astype(FLOAT32)
 
     def nearest(self, weight: Array) -> QuantizedMatrix:
-        """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes for :meth:`scales`."""
+        """Quantize ``weight`` ``[outputs, inputs]``: each weight gets the nearest code.
+
+        The scales are those of :meth:`scales`.
+        """
         scale = self.scales(weight)
         group = self.group or weight.shape[1]
         codes = self.codes(weight, np.repeat(scale, group, axis=1)) + self.zero
-        with np.errstate(invalid="ignore"):  # NaN, which QuantizedMatrix refuses
+        with np.errstate(invalid="ignore"):  # NaN becomes a code that QuantizedMatrix refuses
             return QuantizedMatrix(codes.astype(UINT8), scale, None, self.bits, group)
 
     def codes(self, weight: Array, scale: Array) -> Array:
-        """Return ``round(weight / scale)``, clamped to signed codes, as floats.
+        """Return ``round(weight / scale)``, limited to the range of signed codes, as floats.
 
-        Weights of scale 0 have the code 0.
+        Weights with scale 0 have the code 0.
         """
-        with np.errstate(all="ignore"):  # the inverse of a tiny scale is infinite
+        with np.errstate(all="ignore"):  # the inverse of a tiny scale may be infinite
             codes = weight * np.where(scale == 0, np.float32(0), 1 / scale)
         np.rint(codes, out=codes)
         return np.clip(codes, -self.zero, self.zero - 1, out=codes)
@@ -74,7 +77,7 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
     """Return the number of bits and the group size of a rounding, checked or chosen.
 
     Args:
-        inputs: numbers of inputs of the matrices.
+        inputs: number of inputs of each matrix.
         bits: number of bits per code, 8 or 4.
         group: number of inputs per scale, or 0 for a whole row. ``None`` chooses the largest power
             of two that divides the inputs of all matrices and is between 8 and the default for
@@ -102,19 +105,19 @@ def choose_group(inputs: Sequence[int], bits: int, group: int | None) -> tuple[B
 
 
 def matrix_inputs(config: ModelConfig) -> list[int]:
-    """Return the different numbers of inputs of a layer's matrices, in increasing order."""
+    """Return the different numbers of inputs that a layer's matrices have, in increasing order."""
     attention_size = config.num_heads * config.head_dim
     return sorted({config.hidden_size, attention_size, config.intermediate_size})
 
 
-_VERSION = "0.20.0"  # version of compressed-tensors that has been tested to read the output
+_VERSION = "0.20.0"  # version of compressed-tensors with which reading the output was tested
 
-_WORD = np.dtype(np.int32)  # type of packed codes in the file
-_SIZE = np.dtype(np.int64)  # type of shapes in the file
+_WORD = np.dtype(np.int32)  # type of the words into which codes are packed in the file
+_SIZE = np.dtype(np.int64)  # type of the shapes of matrices in the file
 
 
 def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, Array]:
-    """Return the tensors of a quantized matrix in the file, by names that begin with ``prefix``.
+    """Return the tensors in the file for a quantized matrix; their names begin with ``prefix``.
 
     Scales are stored in ``dtype``, which must represent them exactly.
     """
@@ -130,14 +133,17 @@ def pack_codes(prefix: str, weight: QuantizedMatrix, dtype: DType) -> dict[str, 
 
 
 def _pad(codes: Array, multiple: int) -> Array:
-    """Append zeros to the rows, so that their length is a multiple of ``multiple``."""
+    """Append zeros to each row, so that its length is a multiple of ``multiple``."""
     return np.pad(codes, ((0, 0), (0, -codes.shape[1] % multiple)))
 
 
 def packed_shapes(
     prefix: str, shape: tuple[int, int], rule: RoundingRule
 ) -> dict[str, tuple[tuple[int, ...], DType]]:
-    """Return shape and dtype of the tensors of :func:`pack_codes` for a matrix of ``shape``."""
+    """Return shapes and dtypes of the tensors that :func:`pack_codes` returns, by name.
+
+    ``shape`` is that of the matrix: outputs and inputs.
+    """
     outputs, inputs = shape
     num_groups = inputs // (rule.group or inputs)
     return {
@@ -148,7 +154,10 @@ def packed_shapes(
 
 
 def quantization_config(rule: RoundingRule, ignore: Sequence[str]) -> dict[str, Any]:
-    """Return ``quantization_config`` for config.json; the modules ``ignore`` are not quantized."""
+    """Return the ``quantization_config`` for config.json.
+
+    ``ignore`` are the names of modules that are not quantized.
+    """
     is_whole_row = rule.group == WHOLE_ROW
     weights: dict[str, Any] = {
         "num_bits": rule.bits,

@@ -1,4 +1,4 @@
-"""The checkpoint that is to be quantized, read and run one layer at a time to save memory."""
+"""The checkpoint to quantize: its weights and forward pass, layer by layer to save memory."""
 
 from __future__ import annotations
 
@@ -41,19 +41,21 @@ _REMEDY = "give the checkpoint with float32, float16 or bfloat16 weights that it
 # "out.weight": …}``.
 LayerWeights = dict[str, Array]
 
-_BLOCK_SIZE = 16  # number of tokens in a block of the KV cache
-# Maximum tokens of the sequences that a layer computes together; a longer sequence is alone.
+_BLOCK_SIZE = 16  # number of tokens in a block of the KV cache with which layers are run
+# Maximum number of tokens of the sequences that a layer computes together. A longer sequence is
+# computed alone.
 _MAX_ROWS = 4096
-# Maximum number of logits (rows times vocabulary) at a time, unless _MIN_ROWS rows have more.
+# Maximum number of logits (rows times vocabulary) that are computed at a time, unless _MIN_ROWS
+# rows have more.
 _MAX_LOGITS = 1 << 21
 _MIN_ROWS = 128
 
 
 class SourceCheckpoint:
-    """Read access to the checkpoint that is to be quantized.
+    """The checkpoint that is to be quantized: its configuration, and access to its tensors.
 
     Raises CheckpointError if the checkpoint is unreadable, already quantized, or of a family that
-    compressed-tensors does not support (GPT-2).
+    this package cannot quantize, such as GPT-2.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +65,8 @@ class SourceCheckpoint:
             )
         self.folder = folder
         self.config = read_config(folder)
-        self.document = read_json(folder / "config.json", ConfigError)  # contents of config.json
+        # content of config.json, for the new checkpoint
+        self.document = read_json(folder / "config.json", ConfigError)
         if self.config.quantization is not None:
             method = self.config.quantization.get("quant_method", "unknown")
             refuse(
@@ -81,20 +84,21 @@ class SourceCheckpoint:
             )
         self.dtype = parse_dtype("auto", self.config)
         self.checkpoint = Checkpoint(folder)
-        self.parts = list(plan_tensors(self.config))  # modules of the model, with their tensors
+        # parts of the model, each with its tensors in the checkpoint
+        self.parts = list(plan_tensors(self.config))
         self.inventory = Inventory(self.checkpoint, self.config, self.parts)
 
     def stored_name(self, name: str) -> str:
-        """Return the name of a tensor in the checkpoint.
+        """Return the name in the checkpoint of a tensor that the model calls ``name``.
 
-        Names have the prefix of the family, except for the LM head.
+        The family's prefix (``model.``) is added, except for the LM head.
         """
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def _stacks(self, index: int) -> Iterator[tuple[str, str, tuple[CheckpointTensor, ...]]]:
-        """Yield (module, ``weight`` or ``bias``, tensors) for the parameters of layer ``index``.
+        """Yield (module, ``weight`` or ``bias``, tensors) for each parameter of layer ``index``.
 
-        The tensors of a parameter, such as those of ``qkv``, are to be stacked.
+        A parameter is its tensors in the checkpoint, stacked: the weight of ``qkv`` has three.
         """
         for part in self.parts:
             if part.target.startswith(f"layers.{index}."):
@@ -105,14 +109,17 @@ class SourceCheckpoint:
                     yield name, "bias", part.bias
 
     def weight(self, target: str) -> Array:
-        """Return the weight of ``embedding``, ``norm`` or ``head`` as it is stored."""
+        """Return the weight of ``embedding``, ``norm`` or ``head`` in the checkpoint's dtype.
+
+        That of a tied LM head is the embedding.
+        """
         part = next(part for part in self.parts if part.target == target)
-        if not part.weight:  # a tied head
+        if not part.weight:  # a tied LM head has no weight of its own
             return self.weight("embedding")
         return self.inventory.tensor(part.weight[0])
 
     def load_layer(self, index: int) -> LayerWeights:
-        """Return copies of the weights of layer ``index`` (from 0)."""
+        """Return copies of the weights and biases of layer ``index`` (from 0), in float32."""
         weights = LayerWeights()
         for name, kind, tensors in self._stacks(index):
             arrays = [self.inventory.tensor(tensor).astype(FLOAT32) for tensor in tensors]
@@ -125,9 +132,11 @@ class SourceCheckpoint:
     ) -> Iterator[tuple[str, Array | QuantizedMatrix]]:
         """Yield name and value of each tensor of a layer (from 0) for the new checkpoint.
 
-        Norms and biases are those of ``weights``, converted to their dtypes in the checkpoint.
-        ``matrices`` are the quantized matrices by linear module; a stacked one (``qkv``) is split
-        into its tensors.
+        Args:
+            index: number of the layer.
+            weights: norms and biases, which are converted to their dtypes in the checkpoint.
+            matrices: quantized matrices by module; a matrix that is stacked of several tensors
+                (``qkv``) is split.
         """
         for name, kind, tensors in self._stacks(index):
             start = 0
@@ -144,10 +153,16 @@ class SourceCheckpoint:
 
 
 class LayerStream:
-    """Hidden states of a text, computed by a backend one layer after the other, in float32.
+    """Runs a text through a model layer by layer, in float32, with weights that the caller passes.
 
-    ``tokens`` are the token ids ``[sequences, length]``. ``rows``, float32 ``[sequences * length,
-    hidden]``, is the input of the next layer, at first the embedding of ``source``.
+    Args:
+        source: the checkpoint, whose embedding, final norm and LM head are used.
+        backend: backend that computes.
+        tokens: token ids of the text, ``[sequences, length]``.
+
+    Attributes:
+        rows: input of the next layer, float32 ``[sequences * length, hidden]``: at first the
+            embeddings of the tokens.
     """
 
     def __init__(self, source: SourceCheckpoint, backend: Backend, tokens: Array) -> None:
@@ -168,21 +183,25 @@ class LayerStream:
         self._tree = TokenTree.chain([0] * self.length)
 
     def run_layer(self, layer: Layer) -> None:
-        """Replace :attr:`rows` by the output of a layer that :func:`build_layer` returned."""
+        """Run a layer on :attr:`rows`, which its output replaces.
+
+        The layer is one that :func:`build_layer` returned.
+        """
         program = self.backend.program(self.rows.shape[1], FLOAT32, self._cache)
         layer.compile(program, 0)
         step = len(self._tables) * self.length
         for start in range(0, len(self.rows), step):
             rows = self.rows[start : start + step]
-            # Every sequence begins in an empty cache, because no table has committed tokens.
+            # Each sequence begins with an empty cache, because no block table has committed tokens.
             count = len(rows) // self.length
             batch = ForwardBatch([BatchEntry(table, self._tree) for table in self._tables[:count]])
             program.run(batch, rows)
 
     def perplexity(self) -> float:
-        """Return the perplexity of the text, after all layers have been run.
+        """Return the perplexity of the text; all layers must have been run.
 
-        The first token of each sequence does not count. NaN or inf after an overflow.
+        The first token of each sequence is not predicted and does not count. The result is NaN or
+        infinite after an overflow.
         """
         config = self.source.config
         hidden = self.rows.shape[1]
@@ -203,7 +222,7 @@ class LayerStream:
         mean = total / len(rows)
         if not math.isfinite(mean):
             return mean
-        return math.exp(min(mean, 700.0))  # math.exp(710) overflows
+        return math.exp(min(mean, 700.0))  # larger values overflow: math.exp(710)
 
 
 def build_layer(
@@ -211,7 +230,7 @@ def build_layer(
 ) -> Layer:
     """Return layer ``index`` (from 0) of the model with the given weights.
 
-    The layer belongs to a decoder that has no other layer.
+    :class:`LayerStream` runs it. Other layers of the model are not loaded.
     """
     layer = Layer(source.config.layers_like(index))
     for name in LINEARS:
@@ -225,7 +244,7 @@ def build_layer(
 
 
 def _cross_entropy(logits: Array, labels: Array) -> float:
-    """Return the sum of ``-log softmax(logits)[label]`` over the rows; overwrite the logits."""
+    """Return the sum of ``-log softmax(logits)[label]`` over the rows; overwrite ``logits``."""
     with np.errstate(all="ignore"):  # after an overflow, the sum is NaN or infinite
         logits -= logits.max(axis=1, keepdims=True)
         of_labels = logits[np.arange(len(labels)), labels].astype(np.float64)

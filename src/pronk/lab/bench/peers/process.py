@@ -20,9 +20,11 @@ from pronk.base import refuse
 from pronk.base.checks import install_extra, refuse_choice
 from pronk.lab.bench.peers.engines.contract import PeerRequest, PeerResult, WorkerConfig
 
-# A worker's log is its standard error; the end of the log may say why the worker ended.
+# Number of bytes to read at the end of a worker's log, its standard error. They may say why the
+# worker ended.
 _LOG_TAIL_BYTES = 4096
-# A worker that dies at every prompt must not load its model for each.
+# Maximum number of starts of a worker: one that dies at every prompt must not load its model for
+# each prompt.
 _MAX_STARTS = 3
 _ALL = "all"
 

@@ -37,8 +37,8 @@ _ENGINES = {
 
 def main() -> None:
     """Answer requests until standard input ends, at the latest with the parent process."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")  # for answers
-    os.dup2(2, 1)  # libraries write to standard error
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")  # answers go to a copy of standard output
+    os.dup2(2, 1)  # what libraries print goes to standard error
     for line in sys.stdin:
         document = json.loads(line)
         try:

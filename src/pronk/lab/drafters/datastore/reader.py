@@ -189,7 +189,7 @@ class Datastore:
     def _spot_check(self) -> None:
         """Check 65 suffixes, and that ``tokens.bin`` ends with a separator.
 
-        Raises CheckpointError if a suffix is out of range or unsorted, or without the separator.
+        Raises CheckpointError if the separator is missing, or a suffix is out of range or unsorted.
         """
         num_entries = self.header.num_entries
         checked = [i * (num_entries - 1) // _SPOT_INTERVALS for i in range(_SPOT_INTERVALS + 1)]
@@ -239,9 +239,10 @@ class Datastore:
         return Match(length, low, self._first_suffix(match + self._separator, low))
 
     def children(self, low: int, high: int, length: int, max_children: int) -> list[Child]:
-        """Return the ``max_children`` most frequent tokens after a phrase; the smaller id if equal.
+        """Return the ``max_children`` most frequent tokens after a phrase, most frequent first.
 
-        Suffixes ``low .. high - 1`` begin with the phrase, which has ``length`` tokens. Of more
+        Of equally frequent tokens, the one with the smaller id comes first. Suffixes ``low .. high
+        - 1`` begin with the phrase, which has ``length`` tokens. Of more
         than 1024 such suffixes, 1024 are examined: a token that follows fewer than 1/1024 of the
         occurrences may be missed. ``low`` and ``high`` of a child are exact.
         """
@@ -299,7 +300,11 @@ class Datastore:
         return first, end
 
     def _first_suffix(self, phrase: bytes, low: int = 0) -> int:
-        """Return the index of the first suffix, from ``low`` on, that is not before ``phrase``."""
+        """Return the index of the first suffix that does not sort before ``phrase``.
+
+        This suffix begins with the phrase if any suffix does. Suffixes before the index ``low`` are
+        left out.
+        """
         text = self._token_bytes
         token_size = self._token_size
         length = len(phrase)
@@ -327,13 +332,13 @@ class Datastore:
     def _read(self, start: int, count: int) -> bytes:
         """Return the bytes of ``count`` token ids of ``tokens.bin`` from index ``start``.
 
-        Fewer ids at the end of the file.
+        At the end of the file, fewer ids are returned.
         """
         return self._token_bytes[start * self._token_size : (start + count) * self._token_size]
 
 
 def sha256(path: Path) -> str:
-    """Return the checksum of a file."""
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

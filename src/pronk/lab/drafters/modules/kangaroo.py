@@ -102,7 +102,7 @@ class KangarooShape:
             num_heads=self.heads,
             num_kv_heads=self.heads,
             intermediate_size=self.mlp,
-            rope=target.rope_of(0),  # as in training, whatever the exit layer has
+            rope=target.rope_of(0),  # adapters are trained with the RoPE of the first layer
         )
 
 

@@ -1,8 +1,9 @@
 """Checks of a server: which of its answers must be equal, and which must differ.
 
-Servers may cache prompts, some only the last one. A reference therefore answers a prompt that was
-sent directly before, and only the check ``cache`` compares the first request of a prompt with later
-ones.
+A server may answer a prompt that is in its prefix cache differently from a new prompt, and some
+servers cache only the last prompt. A *reference* is an answer with which others are compared. Its
+prompt was sent directly before, so that the prompt is cached. Only the check ``cache`` compares the
+first answer to a new prompt with later ones.
 """
 
 from __future__ import annotations
@@ -311,7 +312,10 @@ class _RouteVerifier:
         result.note = result.note or f"sums of the likeliest up to {max(sums, default=0.0):.4f}"
 
     def _some(self) -> list[tuple[str, str]]:
-        """Return the prompts, by name, of checks that need more requests per prompt."""
+        """Return the names and texts of half of the prompts, at least two.
+
+        Checks with many requests per prompt use these prompts only.
+        """
         return [*self.texts.items()][: max(2, len(self.texts) // 2)]
 
     def _seeds(self) -> range:

@@ -66,7 +66,7 @@ class RemoteServer:
     model: str | None = None  # name of the model; by default the first of ``/v1/models``
     key: str | None = field(default=None, repr=False)  # API key
     timeout: float = 120.0  # seconds to wait for an answer
-    software: str = ""  # header ``Server`` of the last answer
+    software: str = ""  # header ``Server`` of the last answer: name and version of its software
     num_requests: int = 0
     # Options that turn off penalties and other defaults, which a server lists as ``sampling`` of
     # its model. The checks compare greedy tokens with log-probabilities before penalties.

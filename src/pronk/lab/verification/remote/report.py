@@ -49,7 +49,7 @@ class Difference:
 
     kind: Literal["text", "log-probabilities"]
     prompt: str  # name of the prompt
-    where: str  # circumstances of the second answer
+    where: str  # how the second answer was made, such as "in a batch"
     position: int  # character of the text, or number of the token, of the first difference, from 0
     expected: str
     found: str
@@ -88,7 +88,7 @@ def compare(
 class CheckResult:
     """Result of one check on one route."""
 
-    check: str  # key of the check
+    check: str  # name of the check
     route: Route
     status: Status = "passed"
     comparisons: int = 0  # number of compared pairs
@@ -139,7 +139,7 @@ class RemoteReport:
     settings: RemoteSettings
     prompts: Mapping[str, str]
     results: list[CheckResult] = field(default_factory=list)
-    software: str = ""  # header ``Server``
+    software: str = ""  # name and version of the server's software, from its header ``Server``
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
     num_requests: int = 0
@@ -154,7 +154,7 @@ class RemoteReport:
 
     @property
     def failed(self) -> Sequence[CheckResult]:
-        """Results that failed."""
+        """Results of the checks that failed."""
         return [each for each in self.results if each.status == "failed"]
 
     @property

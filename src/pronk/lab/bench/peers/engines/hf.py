@@ -23,7 +23,7 @@ class _TimingStreamer:
         self.times: list[float] = []  # at most two, in seconds of ``perf_counter``
 
     def put(self, value: object) -> None:  # noqa: ARG002 - not used
-        """Record the time if this is the first or second call."""
+        """Record the time of the first two calls, which are for the prompt and the first tokens."""
         if len(self.times) < 2:
             self.times.append(perf_counter())
 
@@ -35,7 +35,7 @@ class HuggingFace:
     """The engine transformers, called by ``AutoModelForCausalLM.generate`` with token ids."""
 
     def load(self, config: WorkerConfig) -> dict[str, str]:
-        """Load the model."""
+        """Load the checkpoint folder; return versions and settings by name."""
         torch.set_num_threads(config.threads)
         dtype = getattr(torch, config.dtype)
         self.model = AutoModelForCausalLM.from_pretrained(
