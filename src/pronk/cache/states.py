@@ -110,6 +110,8 @@ class StatePool:
             the last tokens of the state, the oldest first.
         updates: by layer, float32 ``[num_updates, …]``; ``recurrence.inc`` has the parts.
         checkpoints: copies of states.
+        traffic: int64 ``[2]``, bytes of states that passes have read and written, without those of
+            convolutions; ``None``: they are not counted.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class StatePool:
         self.counts = counts
         self.block_size = block_size
         self.poison = poison
+        self.traffic: Array | None = None
         self.num_slots = counts.requests + counts.checkpoints
         self.num_updates = counts.updates
         self.states: dict[int, Array] = {}
