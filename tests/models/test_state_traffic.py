@@ -5,6 +5,7 @@ decoding.
 import random
 
 import numpy as np
+
 from models.test_recurrence import EVERY, GROUPED, Model, Text, random_tokens, random_tree
 from pronk.models.backend import Backend
 from pronk.models.layer_executor import LayerExecutor
@@ -62,7 +63,7 @@ def test_first_layers_and_prompts(backend: Backend) -> None:
     assert text.counted() == (0, 1)
     text.read(random_tokens(5, 2))
     assert text.counted() == (1, 1)
-    text.run(TokenTree.chain([1, 2, 3]), 0, num_layers=1)
+    text.run(TokenTree.chain([1, 2, 3]), 1, num_layers=1)
     assert text.counted() == (0.5, 0)
     text.run(TokenTree.chain([1, 2, 3]), 1)
     assert text.counted() == (1, 2)
