@@ -157,6 +157,101 @@ _CACHE = (
     ),
 )
 
+_STATES = (
+    Fault(
+        "a replayed token only lets the state decay",
+        "kernels/csrc/recurrence.inc",
+        "      vstore(to + at, vfma(key, d[n], vmul(vload(from + at), decay)));\n",
+        "      vstore(to + at, vmul(vload(from + at), decay));\n",
+        "models/test_recurrence.py::test_random_scripts",
+    ),
+    Fault(
+        "a node goes on from the state of the node before it instead of its parent's",
+        "kernels/csrc/forward.cpp",
+        "int32_t from = parent < first ? base : level[parent];",
+        "int32_t from = parent < first ? base : level[node - 1];",
+        "models/test_recurrence.py::test_random_scripts",
+    ),
+    Fault(
+        "a state decays after its update",
+        "kernels/csrc/recurrence.inc",
+        "      vf next = vfma(key, d[n], vmul(vload(from + at), decay));\n",
+        "      vf next = vmul(vfma(key, d[n], vload(from + at)), decay);\n",
+        "models/test_recurrence.py::test_formulas",
+    ),
+    Fault(
+        "a node's convolution misses the last inputs before the tree",
+        "kernels/csrc/recurrence.inc",
+        ": window.at(--before);\n",
+        ": window.at(i);\n",
+        "models/test_recurrence.py::test_random_scripts",
+    ),
+    Fault(
+        "a checkpoint has the digest of the block before",
+        "cache/states.py",
+        "self.checkpoints.add(block_table.digests[number - 1], slot)",
+        "self.checkpoints.add(block_table.digests[number - 2], slot)",
+        "cache/test_checkpoints.py",
+    ),
+    Fault(
+        "a prompt goes on from a checkpoint of another length",
+        "cache/checkpoints.py",
+        "                return number, slot\n",
+        "                return len(digests), slot\n",
+        "engine/test_states.py::test_prefix_hits_at_each_place",
+    ),
+    Fault(
+        "a pass through the first layers changes their states",
+        "models/layer_executor.py",
+        "        program.keeps_states = num_layers == len(decoder.layers)\n",
+        "",
+        "models/test_state_traffic.py",
+    ),
+    Fault(
+        "a pass of a drafter moves the state to the accepted tokens",
+        "cache/states.py",
+        "        keeps = num_final >= committed\n",
+        "        keeps = True\n",
+        "cache/test_state_pool.py",
+    ),
+    Fault(
+        "the main chain of draft tokens enters the state",
+        "cache/states.py",
+        "max(0, min(num_final - committed, longest) - absorbed)",
+        "max(0, longest - absorbed)",
+        "engine/test_states.py::test_preemption_at_random_steps",
+    ),
+    Fault(
+        "requests are preempted after accepted draft tokens",
+        "cache/states.py",
+        "        self._drop_taken_over(table)\n        committed = block_table.length\n"
+        "        for index",
+        "        committed = block_table.length\n        for index",
+        "engine/test_states.py::test_drafters",
+    ),
+    Fault(
+        "a state keeps a token that was rolled back",
+        "cache/states.py",
+        "        if table.length > length:\n",
+        "        if table.length > length + 1:\n",
+        "cache/test_state_pool.py",
+    ),
+    Fault(
+        "a text goes on from disk with the state of the block before",
+        "cache/prompt_cache.py",
+        "self._state_keys(digests[stop - 1 : stop])",
+        "self._state_keys(digests[stop - 2 : stop - 1])",
+        "engine/test_disk_states.py",
+    ),
+    Fault(
+        "a tree reads the state again for each branch",
+        "kernels/csrc/recurrence.inc",
+        "int64_t reads = segment->steps && !is_empty,",
+        "int64_t reads = is_empty ? 0 : segment->steps,",
+        "models/test_state_traffic.py",
+    ),
+)
+
 _SCHEDULER = (
     Fault(
         "a tenant waits twice as long for its turn",
@@ -537,6 +632,7 @@ _SHORTENED = (
 FAULTS = (
     *_SAMPLING,
     *_CACHE,
+    *_STATES,
     *_SCHEDULER,
     *_DRAFTERS,
     *_FILES,

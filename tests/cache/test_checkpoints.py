@@ -264,3 +264,17 @@ def test_other_tables_have_no_state() -> None:
     cache = recurrent_cache(MANY)
     assert cache.has_states(BlockTable())
     assert not cache.has_states(BlockTable(length=3))
+
+
+def test_a_long_answer_leaves_the_checkpoints_of_others() -> None:
+    """Its own last checkpoint makes room, unless it is wanted."""
+    cache = recurrent_cache(StateCounts(2, 3, 24))
+    cache.release(read(cache, [1] * 20).table)
+    text = read(cache, PROMPT[:41], (40,))
+    for number in range(40, 190):
+        text.read([PROMPT[number]])
+        expected = {number + 1 - (number + 1) % SIZE, 32}
+        assert {*positions(cache, text.tokens)} == expected
+    cache.release(text.table)
+    assert hit(cache, [1] * 20) == SIZE
+    assert_states_free(pool_of(cache))

@@ -563,6 +563,7 @@ class PagedCache:
                 self.states.add_checkpoints(block_table)
             if self.prompt_cache is not None:
                 self.prompt_cache.store_blocks(block_table)
+                self.prompt_cache.store_states(block_table)
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
         """Release the blocks that hold only tokens before ``token``."""
@@ -582,7 +583,7 @@ class PagedCache:
         """Release all blocks and states of a request."""
         if self.states is not None:
             if self.prompt_cache is not None:
-                self.prompt_cache.store_states(block_table)
+                self.prompt_cache.store_states(block_table, is_released=True)
             self.states.release(block_table)
         self._poison_blocks(self.allocator.release(block_table))
 

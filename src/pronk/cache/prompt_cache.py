@@ -93,10 +93,11 @@ class PromptCache:
         if table.num_stored > before:
             self.store.write(keys[: table.num_stored], new)
 
-    def store_states(self, block_table: BlockTable) -> None:
-        """Store the checkpoints of a text that later prompts may need, before its table is freed.
+    def store_states(self, block_table: BlockTable, *, is_released: bool = False) -> None:
+        """Store the checkpoints of a text that later prompts may need.
 
-        These are the wanted ones, and the last one.
+        These are the wanted ones, as soon as they are written, because others may take their slots.
+        If the table is being released, the last one is stored, too.
         """
         states = self._cache.states
         table = block_table.states
@@ -104,7 +105,8 @@ class PromptCache:
             return
         size = self._cache.block_size
         needed = {position // size for position in table.wanted}
-        needed.add(max(table.own_checkpoints))
+        if is_released:
+            needed.add(max(table.own_checkpoints))
         for number in sorted(needed.intersection(table.own_checkpoints)):
             digest = block_table.digests[number - 1]
             (key,) = self._state_keys([digest])
@@ -212,7 +214,8 @@ class PromptCache:
         if states is None:
             return _Reading(start, stop, in_parts=start == first)
         (state,) = self.store.read(self._state_keys(digests[stop - 1 : stop]))
-        if state is None or len(state) != states.state_bytes or not states.has_free_state:
+        has_slot = block_table.states is not None or states.has_free_state
+        if state is None or len(state) != states.state_bytes or not has_slot:
             return None
         return _Reading(start, stop, in_parts=False, state=state)
 

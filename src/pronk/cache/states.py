@@ -23,6 +23,7 @@ digest of the prefix's last block, see :mod:`pronk.cache.checkpoints`.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -109,6 +110,8 @@ class StatePool:
             the last tokens of the state, the oldest first.
         updates: by layer, float32 ``[num_updates, …]``; ``recurrence.inc`` has the parts.
         checkpoints: copies of states.
+        traffic: int64 ``[2]``, bytes of states that passes have read and written, without those of
+            convolutions; ``None``: they are not counted.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class StatePool:
         self.counts = counts
         self.block_size = block_size
         self.poison = poison
+        self.traffic: Array | None = None
         self.num_slots = counts.requests + counts.checkpoints
         self.num_updates = counts.updates
         self.states: dict[int, Array] = {}
@@ -240,7 +244,7 @@ class StatePool:
         slots = np.array([*table.path, *table.nodes[first:]], np.int32)
         copies = np.empty((0, 2), np.int32)
         if keeps:
-            copies = self._plan_copies(table, max(table.length, committed) + certain)
+            copies = self._plan_copies(block_table, max(table.length, committed) + certain)
         struct = CRecurrence(
             slots.ctypes.data,
             copies.ctypes.data,
@@ -273,16 +277,25 @@ class StatePool:
         return b"".join(array[slot].tobytes() for array in arrays)
 
     def write_state(self, block_table: BlockTable, data: bytes) -> None:
-        """Give a table the state that :meth:`read_state` returned: that of all its tokens."""
+        """Give a table the state that :meth:`read_state` returned: that of all its tokens.
+
+        The state becomes a checkpoint, too, so that the next prompt need not read it again.
+        """
         self.reserve(block_table)
         table = block_table.states
         assert table is not None
+        slots = [table.slot]
+        copy = self._take_checkpoint_slot(block_table)
+        if copy is not None:
+            slots.append(copy)
+            table.copies.append((block_table.length, copy))
         begin = 0
         for arrays in (self.states, self.inputs):
             for array in arrays.values():
-                part = array[table.slot]
-                part[...] = np.frombuffer(data, part.dtype, part.size, begin).reshape(part.shape)
-                begin += part.nbytes
+                shape = array.shape[1:]
+                size = math.prod(shape)
+                array[slots] = np.frombuffer(data, array.dtype, size, begin).reshape(shape)
+                begin += size * array.itemsize
         table.c_length.value = block_table.length
 
     @property
@@ -411,11 +424,13 @@ class StatePool:
         self._free_update_slots([slot for slot in table.nodes[first:] if slot >= 0])
         del table.nodes[first:]
 
-    def _plan_copies(self, table: StateTable, length: int) -> Array:
+    def _plan_copies(self, block_table: BlockTable, length: int) -> Array:
         """Take slots for the checkpoints of a pass after which the state has ``length`` tokens.
 
         Return pairs of the number of tokens that the pass has added, and a slot.
         """
+        table = block_table.states
+        assert table is not None
         for _, slot in [each for each in table.copies if each[0] > table.length]:
             self._free_slot(slot)  # of a pass that did not run
         table.copies = [each for each in table.copies if each[0] <= table.length]
@@ -425,7 +440,7 @@ class StatePool:
         taken = {position for position, _ in table.copies}
         planned = list[tuple[int, int]]()
         for end in sorted(end for end in ends - taken if end > table.length):
-            taken_slot = self._take_checkpoint_slot()
+            taken_slot = self._take_checkpoint_slot(block_table)
             if taken_slot is not None:
                 planned.append((end, taken_slot))
         table.copies += planned
@@ -437,15 +452,30 @@ class StatePool:
         table = block_table.states
         assert table is not None
         kept = {newest >> shift << shift for shift in range(newest.bit_length())}
-        kept |= {position // self.block_size for position in table.wanted}
-        for number in [each for each in table.own_checkpoints if each not in kept]:
-            self.drop_checkpoint(block_table.digests[number - 1])
-            table.own_checkpoints.remove(number)
+        for number in self._unwanted_checkpoints(table):
+            if number not in kept:
+                self.drop_checkpoint(block_table.digests[number - 1])
+                table.own_checkpoints.remove(number)
 
-    def _take_checkpoint_slot(self) -> int | None:
-        """Return a free slot, if need be that of the least recently used checkpoint."""
+    def _unwanted_checkpoints(self, table: StateTable) -> list[int]:
+        wanted = {position // self.block_size for position in table.wanted}
+        return [number for number in table.own_checkpoints if number not in wanted]
+
+    def _take_checkpoint_slot(self, block_table: BlockTable) -> int | None:
+        """Return a free slot, or that of a checkpoint, which is removed.
+
+        The last checkpoint of the text itself goes first, unless it is wanted: otherwise a long
+        answer would take the slots of all other texts. Then the least recently used one goes.
+        """
         if self._free_checkpoints:
             return self._free_checkpoints.pop()
+        table = block_table.states
+        assert table is not None
+        for number in sorted(self._unwanted_checkpoints(table), reverse=True):
+            table.own_checkpoints.remove(number)
+            slot = self.checkpoints.remove(block_table.digests[number - 1])
+            if slot is not None:
+                return slot
         return self.checkpoints.remove_oldest()
 
     def _free_update_slots(self, slots: Sequence[int]) -> None:

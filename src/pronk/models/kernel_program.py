@@ -355,6 +355,9 @@ class KernelProgram(Program):
             call.recurrence = batch.begin_states(
                 self.cache, keeps=self.keeps_states, num_extra=extra_positions
             )
+            traffic = None if self.cache.states is None else self.cache.states.traffic
+            if traffic is not None:
+                call.state_bytes = traffic.ctypes.data
         for index, rope in enumerate(self._ropes.values()):
             table, by_row = batch.rope_entries(rope, extra_positions)
             call.rope[index] = table.ctypes.data
