@@ -127,7 +127,7 @@ class Engine:
         until enough KV blocks are free. Raises ``CacheFullError`` if the prompt and the largest
         tree do not fit into the empty KV cache.
         """
-        num_blocks = self.scheduler.blocks.maximum_of(len(prompt) + max(map(len, trees)))
+        num_blocks = self.scheduler.blocks.max_blocks_for(len(prompt) + max(map(len, trees)))
         with self.lock:
             while num_blocks > self.cache.allocator.num_free:
                 if not (self.scheduler.running or self.scheduler.waiting):
