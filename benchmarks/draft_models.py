@@ -346,7 +346,7 @@ def main() -> None:
     draft = f"model={folder!r}, " if folder else ""
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
-    (model,) = llm.engine.target.shared_models.values()
+    (model,) = llm.engine.target.loaded_models
     costs = llm.engine.speculator.costs
     own = model.runner.cost_model.costs(0)
     assert costs is not None

@@ -231,8 +231,7 @@ class Proposer(Drafter, Generic[State]):
         capabilities: needed inputs and behaviour; set on the class or on the object.
         target: bound model; ``None`` if the proposer works with any model.
         model_name: folder or Hub id of the drafter's own model, if the options name one.
-        models: models from :meth:`~pronk.drafting.target.Target.load_shared`, those of the parts
-            included.
+        models: models from ``target.loaded_models``, those of the parts included.
         parts: the proposers that this one combines, set by :meth:`set_parts`. They are started,
             informed and stopped together with it.
     """

@@ -112,7 +112,6 @@ def target_states(
     ``layers`` count from 1; ``last`` and ``likeliest`` begin at token ``first``. Raises
     CacheFullError if the text does not fit into the target's KV cache.
     """
-    assert target.runner is not None
     cache = target.cache
     table = BlockTable()
     num_layers = target.decoder.config.num_layers

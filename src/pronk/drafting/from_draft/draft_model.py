@@ -198,7 +198,7 @@ class DraftModel(ModelDrafter):
                 ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size
             )
 
-        return target.load_shared(path, self.dtype, self.weights, load=load_runner)
+        return target.loaded_models.get_or_load(path, self.dtype, self.weights, load=load_runner)
 
 
 def _default_model(drafter: str, target: Target) -> Path:

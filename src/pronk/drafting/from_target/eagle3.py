@@ -124,9 +124,9 @@ class Eagle3(Drafter):
                 _check_target(self.name, folder, head, target)
             return EagleRunner(target, head)
 
-        return Eagle3Proposer(
-            self, target.load_shared(folder, self.name, self.weights, load=load_runner)
-        )
+        models = target.loaded_models
+        runner = models.get_or_load(folder, self.name, self.weights, load=load_runner)
+        return Eagle3Proposer(self, runner)
 
 
 @known_keywords

@@ -31,7 +31,6 @@ def make_glide_entry(
 ) -> BatchEntry:
     """Return a request's entry of a forward pass of GLIDE's model.
 
-    Positions are those of the target, whose KV cache is read beside the model's own.
     Positions are those of the target, and the target's KV cache is read beside the model's own. The
     target's cache must not change until the request's proposal is complete.
     """
@@ -106,4 +105,4 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
             make_entry=make_glide_entry,
         )
 
-    return target.load_shared(trained.folder, options.name, load=load_runner)
+    return target.loaded_models.get_or_load(trained.folder, options.name, load=load_runner)
