@@ -27,6 +27,7 @@ from pronk.drafting.proposer import Outcome as Outcome
 from pronk.drafting.proposer import Proposer as Proposer
 from pronk.drafting.proposer import States as States
 from pronk.drafting.proposer import bind_proposer as bind_proposer
+from pronk.drafting.proposer import check_needs as check_needs
 from pronk.drafting.registry import REGISTRY as REGISTRY
 from pronk.drafting.registry import make_drafter as make_drafter
 from pronk.drafting.regret import Regret as Regret

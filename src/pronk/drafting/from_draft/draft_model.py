@@ -89,11 +89,10 @@ class ModelProposer(Proposer[DraftCache]):
     ``draft`` holds the draft model with its KV pool, and runs it.
     """
 
-    capabilities = Capabilities(observes_all_steps=False)
-
     def __init__(self, options: ModelDrafter, draft: DraftRunner) -> None:
         self.options = options
         self.draft = draft
+        self.capabilities = Capabilities(kv_layers=draft.kv_layers, observes_all_steps=False)
         self.name = options.name
         self.target = draft.target
         self.models = (draft,)

@@ -211,11 +211,12 @@ class Kangaroo(Drafter):
 class KangarooProposer(Proposer[DraftCache | None]):
     """Proposes the chains that ``early_exit`` drafts with the target's first layers."""
 
-    capabilities = Capabilities(observes_all_steps=False)
-
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
         self.options = options
         self.early_exit = early_exit
+        self.capabilities = Capabilities(
+            first_layers=early_exit.exit_layer, observes_all_steps=False
+        )
         self.name = options.name
         self.target = early_exit.target
         self.models = (early_exit,)
