@@ -347,7 +347,7 @@ def main() -> None:
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.loaded_models
-    costs = llm.engine.speculator.costs
+    costs = llm.engine.runner.cost_model.costs(0)
     own = model.runner.cost_model.costs(0)
     assert costs is not None
     assert own is not None

@@ -13,7 +13,8 @@ from drafting.helpers import context
 from drafting.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
 from pronk.base.errors import OptionError
 from pronk.drafting import DraftContext
-from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.acceptance_stats import RequestAcceptance
+from pronk.drafting.ledger import FinishedStep, Ledger, RequestLedger
 from pronk.drafting.planned_calls import propose_planned
 from pronk.drafting.planner import DraftPlan
 from pronk.drafting.step_costs import ChainCosts, StepCosts
@@ -415,6 +416,71 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     ledger.set_costs(PLAIN, 10.0)
     assert ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason == "learns"
     assert not ledger.is_quiet()
+
+
+def test_no_drafter_is_asked_before_the_costs_are_known() -> None:
+    ledger = RequestLedger()
+    ledger.ledger.begin_step(None, 1)
+    assert not ledger.begin_proposals(everything=False, has_guide=False)
+    assert not ledger.begin_proposals(everything=False, has_guide=True)
+    assert ledger.begin_proposals(everything=True, has_guide=False)
+    assert ledger.costs is None
+    ledger.ledger.begin_step(PLAIN, 1)
+    assert ledger.begin_proposals(everything=False, has_guide=False)
+    assert ledger.costs == PLAIN
+    assert ledger.begin_proposals(everything=True, has_guide=False)
+    assert ledger.costs is None, "draft tokens are wanted whatever they cost"
+
+
+def test_a_guide_may_force_text_in_a_quiet_request() -> None:
+    drafter = chain_drafter(ChainCosts(5.0))
+    ledger = RequestLedger()
+    asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger)
+    ledger.ledger.begin_step(PLAIN, 1)
+    assert ledger.begin_proposals(everything=False, has_guide=False)
+    assert ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason is None
+    assert not ledger.begin_proposals(everything=False, has_guide=False)
+    assert ledger.begin_proposals(everything=False, has_guide=True)
+
+
+def test_the_requests_of_a_step_may_lose_equal_parts() -> None:
+    ledger = Ledger(elapsed=800.0)
+    ledger.begin_step(PLAIN, 4)
+    assert ledger.request_allowance == pytest.approx(ledger.allowance / 4) == pytest.approx(2.0)
+    ledger.begin_step(PLAIN, 0)
+    assert ledger.request_allowance == ledger.allowance
+
+
+def test_what_a_step_costs_and_saves() -> None:
+    """By the cost model: 2 s without draft tokens, and 1 s for each."""
+    ledger = Ledger()
+    one = RequestLedger(ledger)
+    private = RequestLedger(ledger, RequestAcceptance(private=True))
+    ledger.begin_step(StepCosts(CostCurve(1.0, 0.0, 1.0), 2), 2)
+    step = FinishedStep(5.5, 0.5, num_decoding=2, num_draft_rows=3, num_saved=2)
+    ledger.record_step(step, [one, private])
+    assert ledger.elapsed == 6.0
+    assert ledger.longest == 5.5
+    assert ledger.spent == 3.0
+    assert ledger.saved == 2.0
+    assert one.regret.seconds == 3.0
+    assert private.regret.seconds == 0.0
+    ledger.record_step(step._replace(seconds=100.0), [])
+    assert ledger.longest == 10.0, "a disturbed pass counts as twice the estimate"
+    ledger.record_step(step._replace(seconds=100.0, num_prompt_rows=50), [])
+    assert ledger.longest == 10.0, "a pass that reads a prompt says nothing of the others"
+
+
+def test_a_step_without_costs_or_drafters() -> None:
+    ledger = Ledger()
+    ledger.begin_step(None, 1)
+    ledger.record_step(FinishedStep(1.0, 0.0, num_decoding=1, num_draft_rows=9), [])
+    assert (ledger.elapsed, ledger.spent, ledger.longest) == (1.0, 0.0, 0.0)
+    ledger.begin_step(PLAIN, 0)
+    ledger.record_step(FinishedStep(1.0, 0.0, num_decoding=1, has_drafters=False), [])
+    assert ledger.elapsed == 1.0
+    ledger.record_step(FinishedStep(1.0, 0.0, num_decoding=0, num_prompt_rows=9), [])
+    assert (ledger.elapsed, ledger.spent) == (2.0, 0.0)
 
 
 def test_all_drafters_share_the_time_for_learning() -> None:

@@ -17,7 +17,7 @@ proposal counts as at most twice its expected seconds, because other processes m
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,9 +101,24 @@ class DrafterRecord:
         return usual(self.starts) if self.starts else 0.0
 
 
+class FinishedStep(NamedTuple):
+    """A step after its forward pass, for :meth:`Ledger.record_step`."""
+
+    seconds: float  # duration without drafters
+    drafting: float  # seconds of all drafters: proposals, observation, start
+    num_decoding: int  # requests that decoded, one row each without draft tokens
+    num_prompt_rows: int = 0  # tokens of prompts
+    num_draft_rows: int = 0  # verified draft tokens of all requests
+    num_saved: int = 0  # plain steps that accepted draft tokens made unnecessary, of all requests
+    has_drafters: bool = True  # whether a request of the step has a drafter that may propose
+
+
 @dataclass
 class Ledger:
-    """Seconds that an engine's steps have spent on drafting and saved by it, and its drafters."""
+    """Seconds that an engine's steps have spent on drafting and saved by it, and its drafters.
+
+    A step begins with :meth:`begin_step`, and ends with :meth:`record_step`.
+    """
 
     elapsed: float = 0.0  # all steps with a request that has a drafter
     longest: float = 0.0  # longest forward pass that reads no prompt
@@ -113,11 +128,55 @@ class Ledger:
     drafters: defaultdict[str, DrafterRecord] = field(
         default_factory=lambda: defaultdict(DrafterRecord)
     )
+    # Costs of this step; ``None``: not known, or everything is drafted whatever it costs.
+    costs: StepCosts | None = None
+    num_drafting: int = 1  # requests that may draft in this step
 
     @property
     def allowance(self) -> float:
         """Seconds that may still be lost."""
         return _LOSS_SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
+
+    @property
+    def request_allowance(self) -> float:
+        """Seconds that drafting for one request of this step may lose.
+
+        An equal part, because all requests may draft at once.
+        """
+        return self.allowance / self.num_drafting
+
+    def begin_step(self, costs: StepCosts | None, num_drafting: int) -> None:
+        """Begin a step, in which ``num_drafting`` requests may draft."""
+        self.costs = costs
+        self.num_drafting = max(1, num_drafting)
+
+    def record_step(self, step: FinishedStep, requests: Iterable[RequestLedger]) -> None:
+        """Record what drafting cost and saved.
+
+        The seconds of draft rows and of savings are those of the cost model, because other
+        processes may prolong a single pass. The seconds of proposals are recorded already, by
+        :meth:`RequestLedger.charge`.
+
+        Args:
+            step: the step.
+            requests: ledgers of its decoding requests.
+        """
+        # Time without any drafter allows no loss.
+        if step.has_drafters:
+            self.elapsed += step.seconds + step.drafting
+        if self.costs is None or not step.num_decoding:
+            return
+        curve = self.costs.curve
+        num_plain_rows = step.num_decoding + step.num_prompt_rows
+        expected = curve.at(num_plain_rows + step.num_draft_rows)
+        if not step.num_prompt_rows:
+            # A disturbed pass counts as at most twice the estimated one.
+            self.longest = max(self.longest, min(step.seconds, 2.0 * expected))
+        self.spent += expected - curve.at(num_plain_rows)
+        self.saved += step.num_saved * curve.at(step.num_decoding) / step.num_decoding
+        for request in requests:
+            if not request.acceptance.private:
+                request.regret.seconds += (step.seconds + step.drafting) / step.num_decoding
 
     def learning_time(self, record: DrafterRecord, seconds: float) -> float:
         """Return the ``elapsed`` at which a drafter's time for learning covers ``seconds`` more."""
@@ -186,6 +245,23 @@ class RequestLedger:
         self.reports = []
         self._proposals = []
         self._charged = 0.0
+
+    def begin_proposals(self, *, everything: bool, has_guide: bool) -> bool:
+        """Return whether the request's drafter is asked in this step; set the costs if it is.
+
+        Args:
+            everything: whether draft tokens are wanted whatever they cost.
+            has_guide: whether a guide may force text, which costs nothing to draft, whatever the
+                planner says of other draft tokens.
+        """
+        if everything:
+            self.set_costs(None, self.ledger.request_allowance)
+            return True
+        # Without costs, a forward pass without draft tokens has to be measured first.
+        if self.ledger.costs is None or (self.is_quiet() and not has_guide):
+            return False
+        self.set_costs(self.ledger.costs, self.ledger.request_allowance)
+        return True
 
     def set_costs(self, costs: StepCosts | None, allowance: float) -> None:
         """Set the costs of the step, in which drafting may lose ``allowance`` seconds."""

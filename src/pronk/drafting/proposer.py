@@ -177,6 +177,15 @@ class Outcome(Generic[State]):
     hidden: Mapping[int, Array] = field(default_factory=dict)
     ledger: RequestLedger = field(default_factory=RequestLedger)
 
+    @property
+    def num_saved(self) -> int:
+        """Number of plain steps that the accepted draft tokens made unnecessary.
+
+        One fewer than the accepted tokens if the last of them ended the text: a plain step would
+        have given it.
+        """
+        return max(0, min(len(self.path), len(self.committed) - 1))
+
     def with_state(self, state: Other) -> Outcome[Other]:
         """Return a copy with the state of another proposer."""
         return _with_state(self, state, {})
