@@ -1,5 +1,6 @@
 from pronk.drafting.acceptance_stats import DrafterRates as DrafterRates
 from pronk.drafting.autoregressive import Autoregressive as Autoregressive
+from pronk.drafting.checked_proposals import call_propose as call_propose
 from pronk.drafting.combined.auto import Auto as Auto
 from pronk.drafting.combined.grammar import Grammar as Grammar
 from pronk.drafting.combined.merged import FirstOf as FirstOf
