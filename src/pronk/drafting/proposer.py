@@ -4,7 +4,8 @@ A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer`
 The proposer proposes one token tree per request (``propose``) and receives the verification result
 of each step (``observe``). It may keep state per request, and it may combine other proposers, its
 ``parts``. The state must be a function of the committed tokens and the outcomes, so that equal
-histories give equal states; ``propose`` must not change the state. A proposer affects the number of
+histories give equal states. ``propose`` must not change what later proposals depend on; it may
+remember its own proposal for ``observe``, or results of its model. A proposer affects the number of
 forward passes and, under the coupled rule, never the text. If a proposer raises an exception, the
 request continues without draft tokens.
 """
