@@ -2,8 +2,10 @@
 clock.
 """
 
+import gc
 import math
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -332,7 +334,7 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     unions = [TreeUnion(StepCosts(COSTS, 4)) for _ in requests]
     propose_planned(sources[0], contexts, unions, world.clock)
     for request in requests:
-        request.ledger.charge(sources[0], 1.0)  # its observation
+        request.ledger.charge(sources[0], 1.0, request.ledger.begin_call())  # its observation
     assert world.ledger.drafters["copy"].seconds == pytest.approx(0.8 / 4 + 1.0)
 
 
@@ -485,10 +487,82 @@ def test_a_step_without_costs_or_drafters() -> None:
 
 def test_all_drafters_share_the_time_for_learning() -> None:
     ledger = Ledger(elapsed=1000.0)
-    for name in ("copy", "draft"):
-        record = ledger.drafters[name]
-    record.learned = 1.0
+    world = World(length=1)
+    drafters = [Source(world, name, 0.0, always(0.0)) for name in ("copy", "draft")]
+    for drafter in drafters:
+        record = ledger.drafters[drafter.name]
+        record.proposer = weakref.ref(drafter)
+        record.learned = 1.0
     assert ledger.learning_time(record, 4.0) == pytest.approx(1000.0)  # 1 % for both, 5 s each
+    # A drafter that no longer exists keeps what it has used, and no more.
+    del drafters[0], drafter
+    gc.collect()
+    assert ledger.learning_time(record, 8.0) == pytest.approx(1000.0)
+
+
+def test_planned_drafters_are_live_as_long_as_they_exist() -> None:
+    drafter = chain_drafter(ChainCosts(5.0))
+    ledger = RequestLedger()
+    ledger.begin()
+    ledger.set_costs(PLAIN, 10.0)
+    record = ledger.ledger.drafters[drafter.label]
+    assert not record.is_live
+    ledger.plan(drafter, context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger), TreeUnion(PLAIN))
+    assert record.is_live
+    del drafter
+    gc.collect()
+    assert not record.is_live
+
+
+class Outer(Source):
+    """A drafter that asks another one through the planner, as ``auto`` inside ``merged`` does."""
+
+    def __init__(self, world: World, inner: Source) -> None:
+        super().__init__(world, "outer", 0.0, always(1.0))
+        self.inner = inner
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        unions = [TreeUnion(each.ledger.costs) for each in contexts]
+        propose_planned(self.inner, contexts, unions, self.world.clock)
+        self.world.clock.now += 0.25  # its own time
+        return [
+            union.tree(each.tokens[-1], 31) for each, union in zip(contexts, unions, strict=True)
+        ]
+
+
+def test_the_proposals_of_parts_count_once() -> None:
+    world = World(length=100)
+    inner = Source(world, "inner", 0.5, always(1.0))
+    outer = Outer(world, inner)
+    request = world.request([outer])
+    request.ledger.ledger.elapsed = 1e6
+    costs = StepCosts(CostCurve(10.0, 1.0, 0.0))
+    for _ in range(2):  # the first proposals do not count
+        spent = request.ledger.ledger.spent
+        request.ledger.begin()
+        request.ledger.set_costs(costs, 1e6)
+        union = TreeUnion(costs)
+        asked = context(request.states[0], request.tokens, 9, 9, vocab=VOCAB, ledger=request.ledger)
+        propose_planned(outer, [asked], [union], world.clock)
+    inside, outside = request.ledger.reports
+    assert (inside.drafter, outside.drafter) == ("inner", "outer")
+    assert (inside.num_nested, outside.num_nested) == (0, 1)
+    assert outside.seconds == 0.75
+    assert outside.own_seconds == 0.25
+    assert request.ledger.charged == 0.75
+    assert request.ledger.ledger.spent - spent == pytest.approx(0.75)
+    drafters = request.ledger.ledger.drafters
+    assert drafters["outer"].seconds == 0.75, "a proposal takes the time of its parts, too"
+    tokens = tuple(world.text[len(request.tokens) :][: inside.tree.num_draft_tokens + 1])
+    accepted = inside.tree.num_draft_tokens
+    assert accepted > 0
+    before = {name: each.added for name, each in drafters.items()}
+    request.ledger.end(tokens, accepted, accepted)
+    assert request.ledger.regret.saved == pytest.approx(10.0 * accepted - 0.75)
+    assert {name: each.added - before[name] for name, each in drafters.items()} == {
+        "inner": accepted,
+        "outer": accepted,
+    }
 
 
 def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:

@@ -25,7 +25,7 @@ the best choice in hindsight.
 
 **Learning.** A drafter that is not expected to pay proposes now and then, to measure how good it is
 on the present text. Learning may take as much time as drafting may lose, divided equally among the
-drafters: a drafter that waits for time to read the text keeps its part.
+drafters that exist: a drafter that waits for time to read the text keeps its part.
 
 **Bound of the loss.** Nothing may cost more than the *allowance*, by which
 :mod:`pronk.drafting.ledger` bounds what drafting loses over all steps of an engine.
