@@ -58,6 +58,7 @@ FURTHER = (
     "cape(draft_model)",
     "medusa",
     "multi_token",
+    "vanilla",
     "auto",
 )
 

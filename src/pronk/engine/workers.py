@@ -65,11 +65,8 @@ class Workers(Protocol):
     def pool(self) -> type[PagedCache] | None:
         """Class of the KV cache; ``None``: that of the backend."""
 
-    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return a runner that uses all processes.
-
-        ``None``: the engine makes one for this process alone.
-        """
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
+        """Return a runner that uses all processes."""
 
     def end(self) -> None:
         """End the other processes."""
@@ -84,8 +81,9 @@ class SingleProcess:
     def __init__(self, config: ModelConfig) -> None:
         self.shard_config = config
 
-    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return ``None``: the engine makes the runner."""
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
+        """Return a runner of this process."""
+        return ModelRunner(decoder, cache)
 
     def end(self) -> None:
         """Do nothing: no processes were started."""

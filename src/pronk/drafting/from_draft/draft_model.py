@@ -89,11 +89,10 @@ class ModelProposer(Proposer[DraftCache]):
     ``draft`` holds the draft model with its KV pool, and runs it.
     """
 
-    capabilities = Capabilities(observes_all_steps=False)
-
     def __init__(self, options: ModelDrafter, draft: DraftRunner) -> None:
         self.options = options
         self.draft = draft
+        self.capabilities = Capabilities(kv_layers=draft.kv_layers, observes_all_steps=False)
         self.name = options.name
         self.target = draft.target
         self.models = (draft,)
@@ -198,7 +197,7 @@ class DraftModel(ModelDrafter):
                 ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size
             )
 
-        return target.load_shared(path, self.dtype, self.weights, load=load_runner)
+        return target.loaded_models.get_or_load(path, self.dtype, self.weights, load=load_runner)
 
 
 def _default_model(drafter: str, target: Target) -> Path:
