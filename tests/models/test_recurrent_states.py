@@ -39,7 +39,7 @@ class Text:
     def add(self, tree: TokenTree, accepted: Sequence[int], num_final: int) -> Array:
         """Compute a tree after the text; commit the nodes ``accepted``; return all logits."""
         self.cache.prepare(self.table, len(self.tokens) + len(tree))
-        entry = BatchEntry(self.table, tree, range(len(tree)), 0, num_final)
+        entry = BatchEntry(self.table, tree, range(len(tree)), num_final=num_final)
         logits: Array = self.runner.forward(ForwardBatch([entry])).logits[0][:].copy()
         self.cache.commit_slots(self.table, accepted)
         self.tokens += [tree.tokens[node] for node in accepted]

@@ -48,7 +48,7 @@ def make_draft_entry(
     prompt_length = len(cache.tokens) or logits_nodes.start + 1
     # The last token's row may be needed again: see :meth:`DraftCache.align`.
     num_final = max(0, cache.num_final - 1)
-    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_final, num_computed)
+    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_computed, num_final)
 
 
 class DraftRunner:
