@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ from pronk.text.guarded import (
     shared_time,
 )
 
+# Files of a tokenizer in a model folder, except chat templates; the first one is required.
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _TEMPLATE_FILE = "chat_template.jinja"
 _TEMPLATE_FOLDER = "additional_chat_templates"
 
@@ -411,6 +414,22 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def have_equal_files(folder: Path, other: Path) -> bool:
+    """Return whether the tokenizers of two model folders have the same files, to the byte.
+
+    Chat templates are not compared. False for GGUF files.
+    """
+    if not (folder / _FILES[0]).is_file():
+        return False
+    for name in _FILES:
+        paths = folder / name, other / name
+        if not any(path.is_file() for path in paths):
+            continue
+        if not (all(path.is_file() for path in paths) and filecmp.cmp(*paths, shallow=False)):
+            return False
+    return True
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
