@@ -85,7 +85,7 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
     """
     trained = read_trained_drafter(options.name, options.model, default_folder, target)
     shape = trained.make_shape(GlideShape)
-    kv_layers = shape.cache_layers(target.decoder.config)
+    kv_layers = trained.make_checked(lambda: shape.cache_layers(target.decoder.config))
     check_needs(options.name, Capabilities(kv_layers=kv_layers), target)
 
     def load_runner() -> DraftRunner:
