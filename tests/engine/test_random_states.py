@@ -175,13 +175,15 @@ class Script:
                 self.interrupted_step(engine)
             elif chance > 0.98:
                 with self.patch.context() as patch:
-                    patch.setattr(engine.cache, "has_states", self.loses_states)
+                    has_states = engine.cache.has_states
+                    patch.setattr(
+                        engine.cache,
+                        "has_states",
+                        lambda table, known=has_states: known(table) and dice.random() < 0.5,
+                    )
                     self.watch.step()
             else:
                 self.watch.step()
-
-    def loses_states(self, table: BlockTable) -> bool:
-        return self.dice.random() < 0.5
 
     def interrupted_step(self, engine: Engine) -> None:
         """Interrupt a step after a pass of the target or of a draft model, or before the commit."""
