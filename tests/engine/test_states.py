@@ -374,3 +374,17 @@ def test_logits_of_trees_and_prompts() -> None:
         assert_same([got], [want])
         assert got.result.prompt_logprobs == want.result.prompt_logprobs
         assert_idle(made)
+
+
+def test_logits_of_trees_wait_for_a_state() -> None:
+    made = engine(max_batch=1, state_counts=StateCounts(1, 1, 16))
+    want = run_alone(tiny_decoder(FLOAT32, **RECURRENT), TURN, SamplingParams(max_tokens=9))
+    request = make_request(TURN, SamplingParams(max_tokens=9))
+    made.add(request)
+    made.step()
+    (logits,) = made.tree_logits(TURN[:20], [TokenTree.chain([1])])
+    assert np.array_equal(logits, text_logits(made.target.decoder, [*TURN[:20], 1])[-1:])
+    step_until_ended(made, [request])
+    assert request.output == want.output
+    made.abort(request)
+    assert_idle(made)
