@@ -38,6 +38,7 @@ from pronk.drafting.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
 from pronk.lab.bench.metrics import expected_tokens, repeated_ngrams
 from pronk.lab.drafters.cape import CapeProposer
+from pronk.models.cost_model import CostCurve
 from pronk.models.resolve import resolve_model
 from pronk.models.shards import ShardEntry, write_weights
 from pronk.models.tensor_plan import CheckpointTensor
@@ -310,12 +311,35 @@ def noise(folder: Path) -> str:
     return str(folder)
 
 
+def measure_costs(llm: LLM, drafter: Drafter) -> tuple[CostCurve, CostCurve]:
+    """Return the costs of forward passes of the target and of the draft model of ``drafter``.
+
+    Every step of the first text has draft tokens, whatever they cost, so that the draft model is
+    measured; the second text measures passes of the target without draft tokens.
+    """
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    llm.engine.speculator.budget = False
+    for each in (drafter, "autoregressive"):
+        llm.generate("warm up", params, drafter=each)
+    (model,) = llm.engine.target.loaded_models
+    costs = llm.engine.runner.cost_model.costs(0)
+    own = model.runner.cost_model.costs(0)
+    if costs is None or own is None:
+        message = "expected measured passes of both models, found none; lengthen the warm-up"
+        raise SystemExit(message)
+    return costs, own
+
+
 def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="the target; pronk-tiny by default")
+    parser.add_argument(
+        "--model",
+        default="pronk-tiny",
+        help="the target, pronk-tiny by default; another one needs --draft",
+    )
     parser.add_argument("--draft", help="the draft model; pronk-tiny-draft by default")
     parser.add_argument(
         "--noise",
@@ -340,17 +364,13 @@ def main() -> None:
     prompts = {
         kind: [r["prompt"] for r in records if r["kind"] == kind][: args.limit] for kind in KINDS
     }
-    llm = LLM(args.model, threads=args.threads)
+    # without the draft model that the default drafter would load
+    llm = LLM(args.model, threads=args.threads, drafter="autoregressive")
     place = TemporaryDirectory()
     folder = noise(Path(place.name) / "noise") if args.noise else args.draft
     draft = f"model={folder!r}, " if folder else ""
     drafter = make_drafter(f"draft_model({draft[:-2]})")
-    llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
-    (model,) = llm.engine.target.shared_models.values()
-    costs = llm.engine.speculator.costs
-    own = model.runner.cost_model.costs(0)
-    assert costs is not None
-    assert own is not None
+    costs, own = measure_costs(llm, drafter)
     cost = own.at(1) / costs.at(1)
     share = expansion(llm, own.at(1))
     rows = ", ".join(f"{1e3 * costs.at(n):.2f}" for n in (1, 8, 16))

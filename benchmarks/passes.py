@@ -1,6 +1,6 @@
 """Time of forward passes by number of rows, relative to the limits of memory and processor.
 
-    python benchmarks/passes.py                          # pronk-tiny
+    python benchmarks/passes.py                          # smollm2
     python benchmarks/passes.py --model MODEL.gguf --prefill 700 4000
     python benchmarks/passes.py --busy                   # while another process keeps a core busy
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="a model folder or GGUF file; by default pronk-tiny")
+    parser.add_argument("--model", help="a model folder, GGUF file or name; default: smollm2")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)

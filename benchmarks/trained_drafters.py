@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "drafters", nargs="+", metavar="DRAFTER", help="a drafter, or 'LABEL: DRAFTER'"
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
-    parser.add_argument("--model", help="the target; pronk-tiny by default")
+    parser.add_argument("--model", default="pronk-tiny", help="the target; pronk-tiny by default")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
     parser.add_argument("--limit", type=int, default=8, help="prompts per suite")
     parser.add_argument("--max-tokens", type=int, default=96)

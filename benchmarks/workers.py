@@ -76,7 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="folder of the model; default: pronk-tiny")
+    parser.add_argument(
+        "--model", default="pronk-tiny", help="a folder or name; default: pronk-tiny"
+    )
     parser.add_argument(
         "--kernels", default="auto", help="instruction set, to imitate another processor"
     )

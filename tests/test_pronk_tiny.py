@@ -3,12 +3,15 @@ tokens.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pronk import LLM, SamplingParams
 from pronk.checkpoint.hub.clone_models import clone_model
+from pronk.text.tokenizer import Tokenizer
 
 PROMPTS = [
     "def fibonacci(n):\n",
@@ -87,6 +90,21 @@ def test_tokens_per_forward_pass_with_the_draft_model(llm: LLM) -> None:
     for temperature, least in ((0.0, 2.0), (0.8, 1.7)):
         chain, _ = tokens_per_pass(llm, temperature, ["draft_model(num_tokens=4)", "threshold"])
         assert chain > least
+
+
+def test_the_tokenizer_that_both_models_share_is_loaded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = list[Path]()
+    load = Tokenizer.load
+
+    def load_and_count(folder: Path, *others: Any) -> Tokenizer:
+        loaded.append(folder)
+        return load(folder, *others)
+
+    monkeypatch.setattr(Tokenizer, "load", load_and_count)
+    llm = LLM(threads=1, drafter="draft_model")
+    assert loaded == [llm.path]
 
 
 def tokens_per_pass(llm: LLM, temperature: float, drafters: Sequence[str]) -> list[float]:

@@ -74,6 +74,15 @@ def test_a_drafter_without_draft_tokens_is_refused(llm: LLM) -> None:
     assert_lossless(llm, "autoregressive", PROMPTS, guesses=False)
 
 
+def test_draft_tokens_are_not_expected_where_times_decide(tmp_path: Path) -> None:
+    """A model with ``budget="auto"`` is refused, even if the machine is quiet enough to draft."""
+    judging = LLM(tiny_checkpoint(tmp_path))
+    message = 'guesses: expected a model loaded with budget="all", found budget="auto"'
+    with pytest.raises(ValueError, match=message):
+        assert_lossless(judging, "suffix", PROMPTS)
+    assert_lossless(judging, "suffix", PROMPTS, guesses=False)
+
+
 def test_a_drafter_that_raises_is_found(llm: LLM) -> None:
     class Raising(ScriptedProposer):
         def propose(self, contexts: Sequence[Any]) -> list[TokenTree]:

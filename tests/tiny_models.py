@@ -8,7 +8,8 @@ read of an unwritten slot shows in the logits.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -511,7 +512,8 @@ def make_engine(
         kind: class of the KV cache.
         runner: makes the model runner; ``None``: a runner in this process.
         state_counts: numbers of states of recurrent layers.
-        options: options of the engine, of :class:`BatchOptions` and of :class:`Target`.
+        options: options of the engine, of :class:`BatchOptions` and of :class:`Target`, and the
+            ``clock`` of a runner in this process.
     """
     dtype = decoder.embedding.dtype
     packed = decoder.backend.exact
@@ -528,16 +530,14 @@ def make_engine(
     pool.allocator = StrictAllocator(num_blocks, block_size)
     if pool.prefix_cache is not None:
         pool.prefix_cache.attach(pool.allocator)
-    made = None if runner is None else runner(decoder, pool)
+    make_runner = runner or partial(ModelRunner, clock=options.pop("clock", perf_counter))
     of_batch = {
         name: options.pop(name)
         for name in ("max_batch", "max_wait", "prefill_chunk")
         if name in options
     }
-    of_target = {
-        name: options.pop(name) for name in ("tokenizer", "folder", "clock") if name in options
-    }
-    target = Target(decoder, pool, runner=made, **of_target)
+    of_target = {name: options.pop(name) for name in ("tokenizer", "folder") if name in options}
+    target = Target(make_runner(decoder, pool), **of_target)
     engine = Engine(
         target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options
     )

@@ -131,12 +131,10 @@ class LLM:
                 self._prompt_cache.attach(cache)
             runner = self._team.make_runner(decoder, cache)
             target = Target(
-                decoder,
-                cache,
+                runner,
                 tokenizer=self.tokenizer,
                 budget=kv_budget,
                 folder=self.path,
-                runner=runner,
             )
             self.engine = Engine(
                 target,

@@ -42,7 +42,7 @@ def tokenizer_stub(vocabulary: str | None) -> Any:
 @cache
 def target_stub(vocabulary: str | None, size: int) -> Target:
     """Return a target with nothing but a vocabulary."""
-    decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
+    decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size, num_layers=8))
     return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pronk.cache.blocks import BlockTable
 from pronk.drafting import Capabilities, DraftContext, Outcome, Proposer
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
-from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.ledger import FinishedStep, Ledger, RequestLedger
 from pronk.drafting.planned_calls import observe_planned, propose_planned
 from pronk.drafting.planner import select_nodes
 from pronk.drafting.shared.stepwise import extension_rule
@@ -217,9 +217,10 @@ class World:
         count = len(requests)
         self.beyond = 0.0
         costs = StepCosts(self.curve, count)
+        ledger.begin_step(costs, count)
         for each in requests:
             each.ledger.begin()
-            each.ledger.set_costs(costs, ledger.allowance / count)
+            each.ledger.set_costs(costs, ledger.request_allowance)
         unions = [TreeUnion(costs) for _ in requests]
         for number, source in enumerate(sources):
             contexts = [self._context(each, each.states[number]) for each in requests]
@@ -235,12 +236,10 @@ class World:
         for each, tree in zip(requests, kept, strict=True):
             accepted += self._commit(each, tree, sources)
         self.clock.now += seconds
-        ledger.elapsed += drafting + seconds
-        for each in requests:
-            each.ledger.regret.seconds += (drafting + seconds) / count
-        ledger.longest = max(ledger.longest, seconds)
-        ledger.spent += seconds - self.curve.at(count)
-        ledger.saved += accepted * self.curve.at(count) / count
+        finished = FinishedStep(
+            seconds, drafting, count, num_draft_rows=draft_tokens, num_saved=accepted
+        )
+        ledger.record_step(finished, [each.ledger for each in requests])
         self.worst = max(self.worst, self.beyond)
         self.loss = max(self.loss, -ledger.allowance)
         self.num_draft_tokens.append(draft_tokens)

@@ -2,8 +2,10 @@
 clock.
 """
 
+import gc
 import math
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +15,8 @@ from drafting.helpers import context
 from drafting.simulation import COSTS, VOCAB, ChainSource, Source, World, always, changing
 from pronk.base.errors import OptionError
 from pronk.drafting import DraftContext
-from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.acceptance_stats import RequestAcceptance
+from pronk.drafting.ledger import FinishedStep, Ledger, RequestLedger
 from pronk.drafting.planned_calls import propose_planned
 from pronk.drafting.planner import DraftPlan
 from pronk.drafting.step_costs import ChainCosts, StepCosts
@@ -331,7 +334,7 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     unions = [TreeUnion(StepCosts(COSTS, 4)) for _ in requests]
     propose_planned(sources[0], contexts, unions, world.clock)
     for request in requests:
-        request.ledger.charge(sources[0], 1.0)  # its observation
+        request.ledger.charge(sources[0], 1.0, request.ledger.begin_call())  # its observation
     assert world.ledger.drafters["copy"].seconds == pytest.approx(0.8 / 4 + 1.0)
 
 
@@ -417,12 +420,149 @@ def test_a_request_is_quiet_until_the_time_allows_what_it_was_refused() -> None:
     assert not ledger.is_quiet()
 
 
+def test_no_drafter_is_asked_before_the_costs_are_known() -> None:
+    ledger = RequestLedger()
+    ledger.ledger.begin_step(None, 1)
+    assert not ledger.begin_proposals(everything=False, has_guide=False)
+    assert not ledger.begin_proposals(everything=False, has_guide=True)
+    assert ledger.begin_proposals(everything=True, has_guide=False)
+    assert ledger.costs is None
+    ledger.ledger.begin_step(PLAIN, 1)
+    assert ledger.begin_proposals(everything=False, has_guide=False)
+    assert ledger.costs == PLAIN
+    assert ledger.begin_proposals(everything=True, has_guide=False)
+    assert ledger.costs is None, "draft tokens are wanted whatever they cost"
+
+
+def test_a_guide_may_force_text_in_a_quiet_request() -> None:
+    drafter = chain_drafter(ChainCosts(5.0))
+    ledger = RequestLedger()
+    asked = context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger)
+    ledger.ledger.begin_step(PLAIN, 1)
+    assert ledger.begin_proposals(everything=False, has_guide=False)
+    assert ledger.plan(drafter, asked, TreeUnion(PLAIN)).reason is None
+    assert not ledger.begin_proposals(everything=False, has_guide=False)
+    assert ledger.begin_proposals(everything=False, has_guide=True)
+
+
+def test_the_requests_of_a_step_may_lose_equal_parts() -> None:
+    ledger = Ledger(elapsed=800.0)
+    ledger.begin_step(PLAIN, 4)
+    assert ledger.request_allowance == pytest.approx(ledger.allowance / 4) == pytest.approx(2.0)
+    ledger.begin_step(PLAIN, 0)
+    assert ledger.request_allowance == ledger.allowance
+
+
+def test_what_a_step_costs_and_saves() -> None:
+    """By the cost model: 2 s without draft tokens, and 1 s for each."""
+    ledger = Ledger()
+    one = RequestLedger(ledger)
+    private = RequestLedger(ledger, RequestAcceptance(private=True))
+    ledger.begin_step(StepCosts(CostCurve(1.0, 0.0, 1.0), 2), 2)
+    step = FinishedStep(5.5, 0.5, num_decoding=2, num_draft_rows=3, num_saved=2)
+    ledger.record_step(step, [one, private])
+    assert ledger.elapsed == 6.0
+    assert ledger.longest == 5.5
+    assert ledger.spent == 3.0
+    assert ledger.saved == 2.0
+    assert one.regret.seconds == 3.0
+    assert private.regret.seconds == 0.0
+    ledger.record_step(step._replace(seconds=100.0), [])
+    assert ledger.longest == 10.0, "a disturbed pass counts as twice the estimate"
+    ledger.record_step(step._replace(seconds=100.0, num_prompt_rows=50), [])
+    assert ledger.longest == 10.0, "a pass that reads a prompt says nothing of the others"
+
+
+def test_a_step_without_costs_or_drafters() -> None:
+    ledger = Ledger()
+    ledger.begin_step(None, 1)
+    ledger.record_step(FinishedStep(1.0, 0.0, num_decoding=1, num_draft_rows=9), [])
+    assert (ledger.elapsed, ledger.spent, ledger.longest) == (1.0, 0.0, 0.0)
+    ledger.begin_step(PLAIN, 0)
+    ledger.record_step(FinishedStep(1.0, 0.0, num_decoding=1, has_drafters=False), [])
+    assert ledger.elapsed == 1.0
+    ledger.record_step(FinishedStep(1.0, 0.0, num_decoding=0, num_prompt_rows=9), [])
+    assert (ledger.elapsed, ledger.spent) == (2.0, 0.0)
+
+
 def test_all_drafters_share_the_time_for_learning() -> None:
     ledger = Ledger(elapsed=1000.0)
-    for name in ("copy", "draft"):
-        record = ledger.drafters[name]
-    record.learned = 1.0
+    world = World(length=1)
+    drafters = [Source(world, name, 0.0, always(0.0)) for name in ("copy", "draft")]
+    for drafter in drafters:
+        record = ledger.drafters[drafter.name]
+        record.proposer = weakref.ref(drafter)
+        record.learned = 1.0
     assert ledger.learning_time(record, 4.0) == pytest.approx(1000.0)  # 1 % for both, 5 s each
+    # A drafter that no longer exists keeps what it has used, and no more.
+    del drafters[0], drafter
+    gc.collect()
+    assert ledger.learning_time(record, 8.0) == pytest.approx(1000.0)
+
+
+def test_planned_drafters_are_live_as_long_as_they_exist() -> None:
+    drafter = chain_drafter(ChainCosts(5.0))
+    ledger = RequestLedger()
+    ledger.begin()
+    ledger.set_costs(PLAIN, 10.0)
+    record = ledger.ledger.drafters[drafter.label]
+    assert not record.is_live
+    ledger.plan(drafter, context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger), TreeUnion(PLAIN))
+    assert record.is_live
+    del drafter
+    gc.collect()
+    assert not record.is_live
+
+
+class Outer(Source):
+    """A drafter that asks another one through the planner, as ``auto`` inside ``merged`` does."""
+
+    def __init__(self, world: World, inner: Source) -> None:
+        super().__init__(world, "outer", 0.0, always(1.0))
+        self.inner = inner
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        unions = [TreeUnion(each.ledger.costs) for each in contexts]
+        propose_planned(self.inner, contexts, unions, self.world.clock)
+        self.world.clock.now += 0.25  # its own time
+        return [
+            union.tree(each.tokens[-1], 31) for each, union in zip(contexts, unions, strict=True)
+        ]
+
+
+def test_the_proposals_of_parts_count_once() -> None:
+    world = World(length=100)
+    inner = Source(world, "inner", 0.5, always(1.0))
+    outer = Outer(world, inner)
+    request = world.request([outer])
+    request.ledger.ledger.elapsed = 1e6
+    costs = StepCosts(CostCurve(10.0, 1.0, 0.0))
+    for _ in range(2):  # the first proposals do not count
+        spent = request.ledger.ledger.spent
+        request.ledger.begin()
+        request.ledger.set_costs(costs, 1e6)
+        union = TreeUnion(costs)
+        asked = context(request.states[0], request.tokens, 9, 9, vocab=VOCAB, ledger=request.ledger)
+        propose_planned(outer, [asked], [union], world.clock)
+    inside, outside = request.ledger.reports
+    assert (inside.drafter, outside.drafter) == ("inner", "outer")
+    assert (inside.num_nested, outside.num_nested) == (0, 1)
+    assert outside.seconds == 0.75
+    assert outside.own_seconds == 0.25
+    assert request.ledger.charged == 0.75
+    assert request.ledger.ledger.spent - spent == pytest.approx(0.75)
+    drafters = request.ledger.ledger.drafters
+    assert drafters["outer"].seconds == 0.75, "a proposal takes the time of its parts, too"
+    tokens = tuple(world.text[len(request.tokens) :][: inside.tree.num_draft_tokens + 1])
+    accepted = inside.tree.num_draft_tokens
+    assert accepted > 0
+    before = {name: each.added for name, each in drafters.items()}
+    request.ledger.end(tokens, accepted, accepted)
+    assert request.ledger.regret.saved == pytest.approx(10.0 * accepted - 0.75)
+    assert {name: each.added - before[name] for name, each in drafters.items()} == {
+        "inner": accepted,
+        "outer": accepted,
+    }
 
 
 def test_a_request_whose_sources_were_not_considered_is_not_quiet() -> None:

@@ -5,9 +5,10 @@ import random
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
 import pytest
 
-from pronk.drafting.planner import DrafterEstimate, DraftPlan, plan, select_nodes
+from pronk.drafting.planner import DrafterEstimate, DraftPlan, plan, select_nodes, stays_whole
 from pronk.drafting.step_costs import ChainCosts, ExpectedStep, StepCosts
 from pronk.drafting.trie import Trie
 from pronk.models.cost_model import CostCurve
@@ -162,6 +163,32 @@ def test_nodes_without_gains_stay() -> None:
     window = TokenTree((1, 2, 3), (-1, 0, 0), (True, True, False), gain=(1.0, 1e-9, 0.0))
     expensive = StepCosts(CostCurve(1.0, -639.0, 640.0), 4)
     assert select_nodes([plain, window], expensive) == [plain, window.keep([2])]
+
+
+def test_whole_trees_stay() -> None:
+    trees = [TokenTree.chain([1, 2, 3], gain=[1.0, 1e-9, 1e-9]) for _ in range(2)]
+    expensive = StepCosts(CostCurve(1.0, -639.0, 640.0), 2)
+    cut = TokenTree.chain([1], gain=[1.0])
+    assert select_nodes(trees, expensive) == [cut, cut]
+    assert select_nodes(trees, expensive, whole=[False, True]) == [cut, trees[1]]
+    assert select_nodes(trees, None, whole=[True, False]) == [trees[0], cut]
+
+
+@pytest.mark.parametrize(
+    ("has_probs", "rejects", "bypass_budget", "expected"),
+    [
+        (True, True, False, True),
+        (True, False, False, False),
+        (False, True, False, False),
+        (False, False, True, True),
+    ],
+)
+def test_trees_that_may_not_be_cut(
+    has_probs: bool, rejects: bool, bypass_budget: bool, expected: bool
+) -> None:
+    probs = (None, np.ones(3, np.float32) / 3) if has_probs else None
+    tree = TokenTree((1, 2), (-1, 0), probs=probs)
+    assert stays_whole(tree, rejects=rejects, bypass_budget=bypass_budget) is expected
 
 
 def test_while_costs_are_unknown_only_nodes_without_gains_stay() -> None:

@@ -72,7 +72,7 @@ def test_four_draft_models_stay_and_the_target_keeps_its_memory(
     for folder in folders:
         assert llm.generate("def", PARAMS, drafter=DraftModel(folder)).stats.drafted > 0
         blocks.append(llm.engine.cache.allocator.num_blocks)
-    assert len(llm.target.shared_models) == 4
+    assert len(llm.target.loaded_models) == 4
     assert blocks[4] == blocks[-1] > 0.4 * blocks[0]
     again = llm.get_proposer(DraftModel(folders[5]))  # used recently
     for folder in (folders[1], folders[0], folders[2]):
@@ -85,11 +85,11 @@ def test_a_referenced_proposer_keeps_its_model(llm: LLM, folders: list[str]) -> 
     held = llm.get_proposer(DraftModel(folders[0]))
     for folder in folders[1:]:
         llm.get_proposer(DraftModel(folder))
-    assert len(llm.target.shared_models) == 5
+    assert len(llm.target.loaded_models) == 5
     assert llm.generate("def", PARAMS, drafter=held).stats.drafted > 0
     assert llm.get_proposer(DraftModel(folders[0])).models == held.models
     del held
-    assert len(llm.target.shared_models) == 4
+    assert len(llm.target.loaded_models) == 4
 
 
 def test_proposers_without_models_evict_none_with_a_model(llm: LLM, folders: list[str]) -> None:
@@ -151,8 +151,8 @@ def test_proposers_list_their_models(name: str) -> None:
     # pronk-tiny, which has a trained drafter of every other kind
     llm = LLM(drafter="autoregressive")
     proposer = llm.get_proposer(name)
-    assert {*map(id, proposer.models)} == {*map(id, llm.target.shared_models.values())}
-    assert set(proposer.models) == set(llm.target.model_files)
+    assert {*map(id, proposer.models)} == {*map(id, llm.target.loaded_models)}
+    assert all(map(llm.target.loaded_models.is_current, proposer.models))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
@@ -202,6 +203,6 @@ def test_draft_caches_share_prefixes_if_the_target_does() -> None:
         cache = budget.add(
             decoder.config, FLOAT32, decoder.backend.make_cache, share_prefixes=shares
         )
-        engine = Engine(Target(decoder, cache, budget=budget), BatchOptions())
+        engine = Engine(Target(ModelRunner(decoder, cache), budget=budget), BatchOptions())
         (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)
         assert (model.draft.runner.cache.prefix_cache is not None) == shares

@@ -18,6 +18,7 @@ from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run_alone, tiny_decoder, tiny_module
 
@@ -176,7 +177,7 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     decoder = tiny_decoder()
     budget = KVBudget("320kB", 4)
     pool = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
-    engine = Engine(Target(decoder, pool, budget=budget), BatchOptions(), max_tree=16)
+    engine = Engine(Target(ModelRunner(decoder, pool), budget=budget), BatchOptions(), max_tree=16)
     num_slots = pool.allocator.num_blocks * pool.block_size
     request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_slots - 40), stop_token_ids=())
     engine.add(request)

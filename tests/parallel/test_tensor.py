@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -58,6 +58,7 @@ FURTHER = (
     "cape(draft_model)",
     "medusa",
     "multi_token",
+    "vanilla",
     "auto",
 )
 
@@ -454,11 +455,10 @@ def test_refused_options() -> None:
         ),
         *(
             (family, "without experts")
-            for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe", "qwen3_next")
+            for family in ("gpt_oss", "granitemoe", "mixtral", "qwen3_moe")
         ),
         ("granite_swa", "without attention sinks"),
         ("lfm2", "without short convolutions"),
-        ("qwen3_5_text", "without recurrent layers"),
     ],
 )
 def test_families_that_cannot_be_split_are_refused(
@@ -471,6 +471,18 @@ def test_families_that_cannot_be_split_are_refused(
         OptionError, match=f"expected a model .*{message}.*found {family}; use parallel='tree'"
     ):
         LLM(checkpoint(family), workers=2, parallel="tensor")
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "tree"])
+def test_recurrent_layers_are_refused(
+    parallel: Literal["tensor", "tree"],
+    checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WeightPlacer, "place", None)
+    monkeypatch.setattr(BaseProcess, "start", None)
+    with pytest.raises(OptionError, match=r"workers: expected 1 for a model with recurrent layers"):
+        LLM(checkpoint("qwen3_5_text"), workers=2, parallel=parallel)
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:

@@ -4,6 +4,7 @@ event loop.
 
 import asyncio
 import json
+import re
 import sys
 import threading
 from itertools import product
@@ -12,17 +13,24 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic_core import PydanticKnownError
 
 from pronk.base.fair_executor import FairExecutor
 from pronk.llm import LLM
 from pronk.server import app
 from pronk.server.app import _json_response
 from pronk.server.batch import BatchLine, answer_line, batch_service
-from pronk.server.bodies import BodyReader
+from pronk.server.bodies import BodyReader, validate
 from pronk.server.errors import ApiError
 from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.chat import ChatRequest
-from pronk.server.protocol.request import MAX_IDS
+from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.request import (
+    _PART,
+    MAX_IDS,
+    _check_biases_in_parts,
+    _check_ids_in_parts,
+)
 from pronk.server.protocol.small_routes import DetokenizeRequest
 from pronk.server.settings import RequestLimits, ServerSettings
 
@@ -344,6 +352,57 @@ def test_lists_of_too_many_ids_are_refused(client: httpx.Client, route: str, fie
         answer.json()["error"]["message"]
         == f"{field}: expected at most 1048576 items, found 1048577"
     )
+
+
+@pytest.mark.parametrize("place", [0, 20_000, 40_000])
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ("5", "expected a valid integer, found the string '5'"),
+        (2**63, "expected less than 9223372036854775808, found 9223372036854775808"),
+        (None, "expected a valid integer, found null"),
+        ([], "expected a valid integer, found a list"),
+    ],
+)
+def test_a_wrong_id_in_a_long_list_is_named(place: int, wrong: Any, problem: str) -> None:
+    """The list is checked in parts, and the index is that in the whole list."""
+    ids = [5] * 40_001
+    ids[place] = wrong
+    with pytest.raises(ApiError, match=re.escape(f"tokens.{place}: {problem}")) as found:
+        validate(DetokenizeRequest, {"tokens": ids})
+    assert found.value.param == f"tokens.{place}"
+
+
+def test_other_threads_may_run_while_ids_and_biases_are_checked() -> None:
+    """No other thread runs during a call of pydantic: it checks few ids, and none of a list that is
+    too long.
+    """
+    counts = list[int]()
+
+    def check(values: Any) -> Any:
+        counts.append(len(values))
+        return values
+
+    ids = [*range(100_000)]
+    assert _check_ids_in_parts(ids, check) == ids
+    biases = {str(token): 0.5 for token in ids}
+    assert _check_biases_in_parts(biases, check) == biases
+    assert sum(counts) == 2 * len(ids)
+    assert max(counts) <= _PART
+    counts.clear()
+    with pytest.raises(PydanticKnownError, match="at most 1048576 items"):
+        _check_ids_in_parts([5] * (MAX_IDS + 1), check)
+    assert not counts
+
+
+def test_a_wrong_bias_among_many_is_named() -> None:
+    biases: dict[str, Any] = {str(token): 1 for token in range(50_000)}
+    body = {"prompt": "x", "logit_bias": biases}
+    assert validate(CompletionRequest, body).logit_bias == biases
+    biases["30000"] = "5"
+    with pytest.raises(ApiError, match=r"logit_bias\.30000: expected a valid number") as found:
+        validate(CompletionRequest, body)
+    assert found.value.param == "logit_bias.30000"
 
 
 @pytest.mark.parametrize("text", ["[[],[]", '{"a": [', '["\u0061",', "[{}, "])

@@ -1,6 +1,7 @@
 """Tokenizers: ids and texts as in transformers, chat templates, and errors of tokenizer files."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tokenizers import models, processors
 
 from checkpoints import VOCAB, byte_tokenizer
 from pronk.base.errors import PromptError, TokenizerError
-from pronk.text.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer, have_equal_files
 
 TEXTS = [
     "def add(a, b):\n    return a + b\n",
@@ -304,3 +305,23 @@ def test_messages_are_not_changed() -> None:
     messages = [dict(USER)]
     assert templated("{{ messages[0]['content'] }}").chat(messages) == "Hi"
     assert messages == [USER]
+
+
+def test_equal_files_are_found(write: WriteTokenizer, tmp_path: Path) -> None:
+    folder = write()
+    other = tmp_path / "other"
+    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("other"))
+    assert have_equal_files(folder, other)
+    (other / "chat_template.jinja").write_text("not compared")
+    assert have_equal_files(folder, other)
+    (other / "special_tokens_map.json").write_text("{}")  # a file that one of them lacks
+    assert not have_equal_files(folder, other)
+    assert not have_equal_files(other, folder)
+    (other / "special_tokens_map.json").unlink()
+    text = (folder / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<|endofTEXT|>"))
+    assert not have_equal_files(folder, other)
+    (other / "tokenizer.json").unlink()
+    assert not have_equal_files(folder, other)
+    assert not have_equal_files(other, folder)
+    assert not have_equal_files(tmp_path / "model.gguf", tmp_path / "model.gguf")

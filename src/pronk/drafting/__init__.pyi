@@ -1,5 +1,6 @@
 from pronk.drafting.acceptance_stats import DrafterRates as DrafterRates
 from pronk.drafting.autoregressive import Autoregressive as Autoregressive
+from pronk.drafting.checked_proposals import call_propose as call_propose
 from pronk.drafting.combined.auto import Auto as Auto
 from pronk.drafting.combined.grammar import Grammar as Grammar
 from pronk.drafting.combined.merged import FirstOf as FirstOf
@@ -27,6 +28,7 @@ from pronk.drafting.proposer import Outcome as Outcome
 from pronk.drafting.proposer import Proposer as Proposer
 from pronk.drafting.proposer import States as States
 from pronk.drafting.proposer import bind_proposer as bind_proposer
+from pronk.drafting.proposer import check_needs as check_needs
 from pronk.drafting.registry import REGISTRY as REGISTRY
 from pronk.drafting.registry import make_drafter as make_drafter
 from pronk.drafting.regret import Regret as Regret

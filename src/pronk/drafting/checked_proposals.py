@@ -17,10 +17,13 @@ from pronk.sampling.tree import TokenTree
 def call_propose(
     proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
 ) -> Sequence[TokenTree]:
-    """Return the trees of ``proposer.propose(contexts)``.
+    """Return the trees of ``proposer.propose(contexts)``, checked; composites call their parts so.
 
-    Raises ``OptionError`` unless there is one tree per context; ``TypeError`` or ``ValueError`` if
-    a tree is invalid.
+    Raises:
+        OptionError: there is not one tree per context, or the root of a tree is not the last token
+            of its context.
+        TypeError: a field of a tree has another type.
+        ValueError: a tree is invalid.
     """
     trees: object = proposer.propose(contexts)
     expected = f"drafter {proposer.name}: expected propose() to return a list of TokenTrees"
@@ -35,19 +38,31 @@ def call_propose(
             found = f"one with {type(tree).__name__}"
             msg = f"{expected}, found {found}; TokenTree.chain([last token, …]) makes one"
             raise OptionError(msg)
-    return [check_tree(tree) for tree in trees]
+    checked = [check_tree(tree) for tree in trees]
+    for context, tree in zip(contexts, checked, strict=True):
+        if tree.tokens[0] != context.tokens[-1]:
+            msg = (
+                f"drafter {proposer.name}: expected a tree with root token {context.tokens[-1]}, "
+                f"found {tree.tokens[0]}; TokenTree.chain([last token, …]) makes one"
+            )
+            raise OptionError(msg)
+    return checked
 
 
 def check_tree(tree: TokenTree) -> TokenTree:
-    """Return a valid tree of Python's own numbers; raise ``TypeError`` or ``ValueError`` else."""
+    """Return a valid tree of Python's own numbers and tuples, which no drafter can change any more.
+
+    Raise ``TypeError`` or ``ValueError`` if the tree is invalid. The arrays in ``probs`` are not
+    copied.
+    """
     tree.check()
-    return _to_plain_types(tree) if tree.num_draft_tokens else tree
+    return _to_plain_types(tree)
 
 
 def _to_plain_types(tree: TokenTree) -> TokenTree:
-    """Convert numbers of other libraries to Python's own, and ``probs`` to arrays.
+    """Convert numbers of other libraries to Python's own, lists to tuples, ``probs`` to arrays.
 
-    Python's own numbers are JSON values.
+    Python's own numbers are JSON values. A list that the drafter keeps could change later.
 
     Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not in
     0..1, or an origin has not two entries.
@@ -65,6 +80,7 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
         and _types(tree.tokens) == _types(tree.parents) == {int}
         and (gain is None or _types(gain) == {float})
         and (verify is None or _types(verify) == {bool})
+        and (origin is None or _types(origin) == {tuple})
         and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
         and all(q is None or type(q) is np.ndarray for q in probs or ())
     )

@@ -17,10 +17,11 @@ proposal counts as at most twice its expected seconds, because other processes m
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ReferenceType, ref
 
 from pronk.base.errors import OptionError
 from pronk.drafting.acceptance_stats import RequestAcceptance
@@ -77,6 +78,8 @@ class Contribution:
 class DrafterRecord:
     """Measurements of a drafter over all requests."""
 
+    # The proposer that the planner considered last, as long as it exists.
+    proposer: ReferenceType[Proposer[Any]] | None = None
     # Seconds of the last proposals, each in a list that later charges add to.
     durations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))
     # Seconds of the last proposals of a chain, without prefill and draft tokens.
@@ -90,6 +93,11 @@ class DrafterRecord:
     added: float = _PRIOR_TOKENS
 
     @property
+    def is_live(self) -> bool:
+        """Whether the drafter may propose again: its proposer exists."""
+        return self.proposer is not None and self.proposer() is not None
+
+    @property
     def seconds(self) -> float:
         """Expected seconds of a proposal; 0 before the second one."""
         middle = len(self.durations) // 2
@@ -101,9 +109,24 @@ class DrafterRecord:
         return usual(self.starts) if self.starts else 0.0
 
 
+class FinishedStep(NamedTuple):
+    """A step after its forward pass, for :meth:`Ledger.record_step`."""
+
+    seconds: float  # duration without drafters
+    drafting: float  # seconds of all drafters: proposals, observation, start
+    num_decoding: int  # requests that decoded, one row each without draft tokens
+    num_prompt_rows: int = 0  # tokens of prompts
+    num_draft_rows: int = 0  # verified draft tokens of all requests
+    num_saved: int = 0  # plain steps that accepted draft tokens made unnecessary, of all requests
+    has_drafters: bool = True  # whether a request of the step has a drafter that may propose
+
+
 @dataclass
 class Ledger:
-    """Seconds that an engine's steps have spent on drafting and saved by it, and its drafters."""
+    """Seconds that an engine's steps have spent on drafting and saved by it, and its drafters.
+
+    A step begins with :meth:`begin_step`, and ends with :meth:`record_step`.
+    """
 
     elapsed: float = 0.0  # all steps with a request that has a drafter
     longest: float = 0.0  # longest forward pass that reads no prompt
@@ -113,15 +136,65 @@ class Ledger:
     drafters: defaultdict[str, DrafterRecord] = field(
         default_factory=lambda: defaultdict(DrafterRecord)
     )
+    # Costs of this step; ``None``: not known, or everything is drafted whatever it costs.
+    costs: StepCosts | None = None
+    num_drafting: int = 1  # requests that may draft in this step
 
     @property
     def allowance(self) -> float:
         """Seconds that may still be lost."""
         return _LOSS_SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
 
+    @property
+    def request_allowance(self) -> float:
+        """Seconds that drafting for one request of this step may lose.
+
+        An equal part, because all requests may draft at once.
+        """
+        return self.allowance / self.num_drafting
+
+    def begin_step(self, costs: StepCosts | None, num_drafting: int) -> None:
+        """Begin a step, in which ``num_drafting`` requests may draft."""
+        self.costs = costs
+        self.num_drafting = max(1, num_drafting)
+
+    def record_step(self, step: FinishedStep, requests: Iterable[RequestLedger]) -> None:
+        """Record what drafting cost and saved.
+
+        The seconds of draft rows and of savings are those of the cost model, because other
+        processes may prolong a single pass. The seconds of proposals are recorded already, by
+        :meth:`RequestLedger.charge`.
+
+        Args:
+            step: the step.
+            requests: ledgers of its decoding requests.
+        """
+        # Time without any drafter allows no loss.
+        if step.has_drafters:
+            self.elapsed += step.seconds + step.drafting
+        if self.costs is None or not step.num_decoding:
+            return
+        curve = self.costs.curve
+        num_plain_rows = step.num_decoding + step.num_prompt_rows
+        expected = curve.at(num_plain_rows + step.num_draft_rows)
+        if not step.num_prompt_rows:
+            # A disturbed pass counts as at most twice the estimated one.
+            self.longest = max(self.longest, min(step.seconds, 2.0 * expected))
+        self.spent += expected - curve.at(num_plain_rows)
+        self.saved += step.num_saved * curve.at(step.num_decoding) / step.num_decoding
+        for request in requests:
+            if not request.acceptance.private:
+                request.regret.seconds += (step.seconds + step.drafting) / step.num_decoding
+
     def learning_time(self, record: DrafterRecord, seconds: float) -> float:
-        """Return the ``elapsed`` at which a drafter's time for learning covers ``seconds`` more."""
-        return (record.learned + seconds) * max(1, len(self.drafters)) / _LOSS_SHARE
+        """Return the ``elapsed`` at which a drafter's time for learning covers ``seconds`` more.
+
+        The drafters that still exist have equal parts of what the others have left.
+        """
+        others = [each for each in self.drafters.values() if each is not record]
+        num_live = 1 + sum(each.is_live for each in others)
+        learned_before = sum(each.learned for each in others if not each.is_live)
+        return ((record.learned + seconds) * num_live + learned_before) / _LOSS_SHARE
 
     def allowed_time(self, seconds: float) -> float:
         """Return the ``elapsed`` at which ``seconds`` more may be lost than now."""
@@ -138,6 +211,22 @@ class ProposalReport(NamedTuple):
     # Best choice of the step before this proposal, and with it; ``None`` if costs are not known.
     before: ExpectedStep | None = None
     after: ExpectedStep | None = None
+    # Reports just before this one that are parts of it: the drafter has asked drafters of its own,
+    # as ``auto`` inside ``merged`` does. ``nested_seconds`` of ``seconds`` are theirs.
+    num_nested: int = 0
+    nested_seconds: float = 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """The part of ``seconds`` that no other report counts."""
+        return self.seconds - self.nested_seconds
+
+
+class CallStart(NamedTuple):
+    """State of a request's ledger before a call of a drafter; later entries are its parts'."""
+
+    num_reports: int = 0
+    charged: float = 0.0  # seconds
 
 
 @dataclass(slots=True)
@@ -157,6 +246,7 @@ class RequestLedger:
         acceptance: acceptance rates of the request's draft tokens.
         regret: seconds that other choices would have saved.
         reports: one per proposal of this step.
+        charged: seconds charged to drafters in this step since :meth:`charge_rest`.
         costs: costs of this step; ``None``: everything is drafted, whatever it costs.
     """
 
@@ -174,7 +264,7 @@ class RequestLedger:
         self._step = 0
         self._allowance = 0.0
         self._proposals: list[_Proposal] = []
-        self._charged = 0.0  # seconds charged to drafters since :meth:`charge_rest`
+        self.charged = 0.0
         # ``Ledger.elapsed`` before which no drafter can propose again; 0 if one has, or if none was
         # considered.
         self._next_proposal = 0.0
@@ -185,7 +275,24 @@ class RequestLedger:
         self.costs = None
         self.reports = []
         self._proposals = []
-        self._charged = 0.0
+        self.charged = 0.0
+
+    def begin_proposals(self, *, everything: bool, has_guide: bool) -> bool:
+        """Return whether the request's drafter is asked in this step; set the costs if it is.
+
+        Args:
+            everything: whether draft tokens are wanted whatever they cost.
+            has_guide: whether a guide may force text, which costs nothing to draft, whatever the
+                planner says of other draft tokens.
+        """
+        if everything:
+            self.set_costs(None, self.ledger.request_allowance)
+            return True
+        # Without costs, a forward pass without draft tokens has to be measured first.
+        if self.ledger.costs is None or (self.is_quiet() and not has_guide):
+            return False
+        self.set_costs(self.ledger.costs, self.ledger.request_allowance)
+        return True
 
     def set_costs(self, costs: StepCosts | None, allowance: float) -> None:
         """Set the costs of the step, in which drafting may lose ``allowance`` seconds."""
@@ -213,6 +320,8 @@ class RequestLedger:
             return EVERYTHING
         name = proposer.label
         record = self.ledger.drafters[name]
+        if record.proposer is None or record.proposer() is not proposer:
+            record.proposer = ref(proposer)
         chain = proposer.chain_costs(context, self.costs)
         if chain is None:
             estimate = self._estimate(name, record)
@@ -246,6 +355,10 @@ class RequestLedger:
             self._next_proposal = min(self._next_proposal, next_time)
         return planned
 
+    def begin_call(self) -> CallStart:
+        """Return the state before a call of a drafter, for :meth:`add` and :meth:`charge`."""
+        return CallStart(len(self.reports), self.charged)
+
     def _estimate(self, name: str, record: DrafterRecord) -> DrafterEstimate:
         prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
         contribution = self._contributions[name].mean(prior, self._step)
@@ -259,6 +372,8 @@ class RequestLedger:
         tree: TokenTree,
         union: TreeUnion,
         lead: Sequence[int],
+        *,
+        start: CallStart | None = None,
     ) -> None:
         """Add a proposal to a union, before its duration is charged.
 
@@ -270,6 +385,8 @@ class RequestLedger:
             union: draft tokens of the call so far.
             lead: draft tokens of another drafter between the text and the tree's root, the root
                 included.
+            start: result of :meth:`begin_call` before the drafter was called; ``None``: the drafter
+                has no parts.
         """
         assert planned.reason is not None
         name = proposer.label
@@ -295,15 +412,24 @@ class RequestLedger:
         union.add(tree, (proposer.name, 0))
         self.acceptance.propose(name, lead, tree)
         after = union.best
+        nested = [] if start is None else self.reports[start.num_reports :]
+        report = ProposalReport(
+            name,
+            planned.reason,
+            seconds,
+            tree,
+            num_nested=len(nested),
+            nested_seconds=min(seconds, sum(each.own_seconds for each in nested)),
+        )
         if self.costs is None:
-            self.reports.append(ProposalReport(name, planned.reason, seconds, tree))
+            self.reports.append(report)
             return
         added = after.tokens - before.tokens
         added -= (after.seconds - before.seconds) / before.token_seconds
         self._contributions[name].learn(added, room, self._step)
         if not self.acceptance.private:
             record.contribution.learn(added, room, record.num_proposals)
-        self.reports.append(ProposalReport(name, planned.reason, seconds, tree, before, after))
+        self.reports.append(report._replace(before=before, after=after))
 
     def _with_gains(self, name: str, tree: TokenTree) -> TokenTree:
         """Return a tree with the gains that follow from its drafter's acceptance by depth."""
@@ -327,30 +453,39 @@ class RequestLedger:
         """Whether a drafter that has proposed in this step needs the target's logits."""
         return any(each.proposer.capabilities.logits for each in self._proposals)
 
-    def charge(self, proposer: Proposer[Any], seconds: float) -> None:
-        """Add to the duration of a drafter's proposal in this step."""
-        self._charged += seconds
+    def charge(self, proposer: Proposer[Any], seconds: float, start: CallStart) -> None:
+        """Add to the duration of a drafter's proposal in this step.
+
+        Args:
+            proposer: the drafter.
+            seconds: duration of a call, those of its parts included.
+            start: result of :meth:`begin_call` before the call. What has been charged since is that
+                of the parts; it is not counted again.
+        """
+        nested = min(seconds, self.charged - start.charged)
+        self.charged += seconds - nested
         for proposal in self._proposals:
             if proposal.proposer is proposer:
-                self._charge(proposal, seconds)
+                self._charge(proposal, seconds, nested)
 
     def charge_rest(self, seconds: float) -> None:
         """Divide the part of ``seconds`` that is not charged yet among the proposals of the step.
 
         It is the time of decisions.
         """
-        rest = seconds - self._charged
-        self._charged = 0.0
+        rest = seconds - self.charged
+        self.charged = 0.0
         for proposal in self._proposals:
             self._charge(proposal, rest / len(self._proposals))
 
-    def _charge(self, proposal: _Proposal, seconds: float) -> None:
+    def _charge(self, proposal: _Proposal, seconds: float, nested: float = 0.0) -> None:
         # The first proposal of all includes one-time preparation, and does not count.
         if proposal.duration is None:
             return
         before = proposal.duration[0]
         proposal.duration[0] += seconds
         counted = min(proposal.duration[0], proposal.most) - min(before, proposal.most)
+        counted = max(0.0, counted - nested) if nested else counted
         self._allowance -= counted
         self.ledger.spent += counted
         if proposal.reason == "learns":
@@ -368,12 +503,16 @@ class RequestLedger:
         if costs is None or self.acceptance.private or not self.reports:
             return
         plain = costs.pass_seconds(0)
-        drafting = sum(report.seconds for report in self.reports)
+        drafting = sum(report.own_seconds for report in self.reports)
         saved = accepted * plain - costs.row_seconds(draft_rows) - drafting
         matched = 0  # largest number of right draft tokens of the drafters so far
+        matched_before = list[int]()  # the same before each report
         best = 0.0
         alone: dict[str, float] = {}
-        for report in self.reports:
+        for number, report in enumerate(self.reports):
+            if report.num_nested:  # the draft tokens of the parts are its own
+                matched = matched_before[number - report.num_nested]
+            matched_before.append(matched)
             net = -report.seconds
             if report.tree.num_draft_tokens:
                 length = report.tree.num_matched(tokens)

@@ -40,6 +40,7 @@ def propose_planned(
     if not planned:
         return
     planned[0].ledger.ledger.drafters[proposer.label].num_calls += 1
+    starts = [context.ledger.begin_call() for context in planned]
     began = clock()
     drafting = [
         context
@@ -51,13 +52,13 @@ def propose_planned(
         id(context): check(context, tree) for context, tree in zip(drafting, trees, strict=True)
     }
     seconds = (clock() - began) / len(planned)
-    for context, union in zip(planned, own_unions, strict=True):
+    for context, union, start in zip(planned, own_unions, starts, strict=True):
         began = clock()
         # A drafter that has only scored the text proposes nothing.
         tree = by_context.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
         lead = context.tokens[context.root + 1 :]
-        context.ledger.add(proposer, context.plan, seconds, tree, union, lead)
-        context.ledger.charge(proposer, seconds + clock() - began)
+        context.ledger.add(proposer, context.plan, seconds, tree, union, lead, start=start)
+        context.ledger.charge(proposer, seconds + clock() - began, start)
 
 
 def observe_planned(
@@ -74,7 +75,8 @@ def observe_planned(
     has_proposed = outcome.ledger.has_proposed(proposer)
     if not has_proposed and not proposer.capabilities.observes_all_steps:
         return
+    start = outcome.ledger.begin_call()
     began = clock()
     proposer.observe(outcome if part is None else outcome.with_state(outcome.state[part]))
     if has_proposed:
-        outcome.ledger.charge(proposer, clock() - began)
+        outcome.ledger.charge(proposer, clock() - began, start)

@@ -25,10 +25,29 @@ the best choice in hindsight.
 
 **Learning.** A drafter that is not expected to pay proposes now and then, to measure how good it is
 on the present text. Learning may take as much time as drafting may lose, divided equally among the
-drafters: a drafter that waits for time to read the text keeps its part.
+drafters that exist: a drafter that waits for time to read the text keeps its part.
 
 **Bound of the loss.** Nothing may cost more than the *allowance*, by which
 :mod:`pronk.drafting.ledger` bounds what drafting loses over all steps of an engine.
+
+**Order of a step.** All that decides about drafting is in this package, and the engine calls it.
+
+1. :meth:`.RequestLedger.begin_proposals`: is the request's drafter asked at all? Not while the
+   costs are unknown, nor while no drafter can propose for lack of allowance, except that a guide
+   may force text.
+2. :meth:`.RequestLedger.plan` calls :func:`plan` with the ledger's measurements: does this drafter
+   propose?
+3. :meth:`DraftPlan.extends`, :meth:`~DraftPlan.another_pass_pays`, :meth:`~DraftPlan.wants`: does
+   it go on? :mod:`pronk.drafting.shared.stepwise` asks before each token of a chain. A drafter's
+   own rule, such as a smallest confidence, may end a chain earlier, never later.
+4. :func:`select_nodes`: which of the proposed draft tokens are verified?
+5. :meth:`.Ledger.record_step`: what did it cost and save?
+
+Two drafters choose more than a number of draft tokens. ``lookahead`` chooses the size of its window
+for all requests, because the rows of a window may not be dropped one by one: the size with the most
+tokens per second, by the measured tokens of each size (``WindowTuner`` in
+``lab/drafters/window.py``). ``threshold`` moves its smallest confidence by the outcomes, as its
+source says. Both are asked only if the planner expects them to pay, like any drafter.
 """
 
 from __future__ import annotations
@@ -208,10 +227,20 @@ def _best_longer_chain(
     return best
 
 
+def stays_whole(tree: TokenTree, *, rejects: bool, bypass_budget: bool) -> bool:
+    """Return whether all draft tokens of a tree are verified, whatever they cost.
+
+    The acceptance rules ``rejection`` and ``block`` (``rejects``) are exact only if draft tokens
+    are distributed as ``tree.probs``. Dropping tokens by their gain could change this distribution.
+    """
+    return bypass_budget or (rejects and tree.probs is not None)
+
+
 def select_nodes(
     trees: Sequence[TokenTree],
     costs: StepCosts | None,
     *,
+    whole: Sequence[bool] = (),
     prompt_rows: int = 0,
     drafting: float = 0.0,
     allowance: float = inf,
@@ -226,6 +255,8 @@ def select_nodes(
         trees: one per request with a proposal.
         costs: costs of the step; ``None``: they are not known, and no draft token with a gain is
             kept.
+        whole: for each tree, whether all its nodes are kept (:func:`stays_whole`); empty: no tree
+            is kept whole.
         prompt_rows: number of rows of prompts in the same forward pass.
         drafting: seconds that the proposals took.
         allowance: seconds by which draft rows may lengthen the forward pass.
@@ -234,7 +265,7 @@ def select_nodes(
     ranked = sorted(
         (-tree.gain[node], number, node)
         for number, tree in enumerate(trees)
-        if tree.gain is not None
+        if tree.gain is not None and not (whole and whole[number])
         for node in range(1, len(tree))
         if tree.acceptable[node]
     )

@@ -4,7 +4,8 @@ A :class:`Drafter` holds options. :meth:`Drafter.bind` makes a :class:`Proposer`
 The proposer proposes one token tree per request (``propose``) and receives the verification result
 of each step (``observe``). It may keep state per request, and it may combine other proposers, its
 ``parts``. The state must be a function of the committed tokens and the outcomes, so that equal
-histories give equal states; ``propose`` must not change the state. A proposer affects the number of
+histories give equal states. ``propose`` must not change what later proposals depend on; it may
+remember its own proposal for ``observe``, or results of its model. A proposer affects the number of
 forward passes and, under the coupled rule, never the text. If a proposer raises an exception, the
 request continues without draft tokens.
 """
@@ -40,12 +41,29 @@ States = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Inputs that a proposer needs, and its behaviour.
+    """Needs from the target, and behaviour, of a proposer.
+
+    A drafter may need four things of the target; :func:`check_needs` refuses a need that the target
+    does not fulfil:
+
+    - *outputs of layers*, of the rows of a step (``hidden``), or of every token of the text
+      (:meth:`~pronk.drafting.target.Target.save_feature`; ``computes_features``),
+    - *logits* (``logits``),
+    - *rows through the first layers* (``first_layers``),
+    - *layers that read the target's keys and values* (``kv_layers``).
+
+    Layers are numbered from 1.
 
     Attributes:
-        hidden: numbers of the layers to report in ``Outcome.hidden``, from 1 (the first layer).
+        hidden: numbers of the layers to report in ``Outcome.hidden``.
+        computes_features: whether the drafter saves features that are functions of layer outputs.
+            A feature that is the output of one layer needs nothing.
         logits: whether to fill ``Outcome.logits``, also for nodes that are not
             ``TokenTree.acceptable``.
+        first_layers: number of the target's first layers through which the drafter runs rows
+            (:meth:`~pronk.models.model_runner.ModelRunner.run_first_layers`); 0: none.
+        kv_layers: numbers of the target's layers whose keys and values the drafter's own model
+            reads (:class:`~pronk.models.program.KVSource`).
         proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft
             tokens.
         observes_all_steps: whether ``observe`` is also called for steps in which the proposer was
@@ -57,7 +75,10 @@ class Capabilities:
     """
 
     hidden: tuple[int, ...] = ()
+    computes_features: bool = False
     logits: bool = False
+    first_layers: int = 0
+    kv_layers: tuple[int, ...] = ()
     proposes: bool = True
     observes_all_steps: bool = True
     self_budgeting: bool = False
@@ -157,6 +178,15 @@ class Outcome(Generic[State]):
     hidden: Mapping[int, Array] = field(default_factory=dict)
     ledger: RequestLedger = field(default_factory=RequestLedger)
 
+    @property
+    def num_saved(self) -> int:
+        """Number of plain steps that the accepted draft tokens made unnecessary.
+
+        One fewer than the accepted tokens if the last of them ended the text: a plain step would
+        have given it.
+        """
+        return max(0, min(len(self.path), len(self.committed) - 1))
+
     def with_state(self, state: Other) -> Outcome[Other]:
         """Return a copy with the state of another proposer."""
         return _with_state(self, state, {})
@@ -228,11 +258,10 @@ class Proposer(Drafter, Generic[State]):
     own, without parts, has the state ``()``.
 
     Attributes:
-        capabilities: needed inputs and behaviour; set on the class or on the object.
+        capabilities: needs of the target, and behaviour; set on the class or on the object.
         target: bound model; ``None`` if the proposer works with any model.
         model_name: folder or Hub id of the drafter's own model, if the options name one.
-        models: models from :meth:`~pronk.drafting.target.Target.load_shared`, those of the parts
-            included.
+        models: models from ``target.loaded_models``, those of the parts included.
         parts: the proposers that this one combines, set by :meth:`set_parts`. They are started,
             informed and stopped together with it.
     """
@@ -260,7 +289,10 @@ class Proposer(Drafter, Generic[State]):
         needs = [part.capabilities for part in self.parts]
         self.capabilities = Capabilities(
             hidden=tuple(sorted({layer for each in needs for layer in each.hidden})),
+            computes_features=any(each.computes_features for each in needs),
             logits=any(each.logits for each in needs),
+            first_layers=max((each.first_layers for each in needs), default=0),
+            kv_layers=tuple(sorted({layer for each in needs for layer in each.kv_layers})),
             proposes=any(each.proposes for each in needs),
             observes_all_steps=any(each.observes_all_steps for each in needs),
             self_budgeting=all(each.self_budgeting for each in needs),
@@ -375,7 +407,8 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     """Return ``drafter.bind(target)``.
 
     Raises:
-        OptionError: the options do not fit the target, or the result is no :class:`Proposer`.
+        OptionError: the options do not fit the target, the result is no :class:`Proposer`, or the
+            proposer needs what the target lacks (:func:`check_needs`).
     """
     proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)
@@ -385,4 +418,55 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
             f"{type(proposer).__name__}; return one there"
         )
         raise OptionError(msg)
+    check_needs(name, proposer.capabilities, target)
     return proposer
+
+
+def check_needs(name: str, needs: Capabilities, target: Target) -> None:
+    """Refuse a drafter that needs what the target lacks, before anything is generated.
+
+    :func:`bind_proposer` checks every proposer. A drafter calls this function itself if it loads a
+    model that would be useless.
+
+    Args:
+        name: the drafter, for messages.
+        needs: its capabilities.
+        target: the target; several processes and the config limit what it has.
+
+    Raises:
+        OptionError: the target has no such layer, or several processes share what has to be in one.
+    """
+    config = target.decoder.config
+    for field_name, layers in (("hidden", needs.hidden), ("kv_layers", needs.kv_layers)):
+        for layer in layers:
+            if not 1 <= layer <= config.num_layers:
+                msg = (
+                    f"{name}: expected layers 1 to {config.num_layers} of the target in "
+                    f"capabilities.{field_name}, found {layer!r}"
+                )
+                raise OptionError(msg)
+    if not 0 <= needs.first_layers <= config.num_layers:
+        msg = (
+            f"{name}: expected at most the {config.num_layers} layers of the target in "
+            f"capabilities.first_layers, found {needs.first_layers!r}"
+        )
+        raise OptionError(msg)
+    without_keys = [layer for layer in needs.kv_layers if config.convolution_of(layer - 1)]
+    if without_keys:
+        msg = (
+            f"{name}: expected target layers with attention in capabilities.kv_layers, found a "
+            f"short convolution in layer {without_keys[0]}"
+        )
+        raise OptionError(msg)
+    if needs.kv_layers and target.is_split:
+        msg = (
+            f"{name}: expected the target's whole KV cache in one process, found it split; use "
+            "parallel='tree'"
+        )
+        raise OptionError(msg)
+    if needs.computes_features and not target.cache.can_compute_features:
+        msg = (
+            f"{name}: expected a target in one process, found one on several; load it without "
+            "workers"
+        )
+        raise OptionError(msg)

@@ -23,8 +23,9 @@ _Key = tuple[Drafter, str | None]
 class ProposerCache:
     """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
-    A draft model is freed with its last proposer: :meth:`~pronk.drafting.target.Target.load_shared`
-    and :class:`~pronk.cache.budget.KVBudget` hold only weak references. Its KV memory is divided
+    A draft model is freed with its last proposer:
+    :class:`~pronk.drafting.loaded_models.LoadedModels` and :class:`~pronk.cache.budget.KVBudget`
+    hold only weak references. Its KV memory is divided
     among the other KV caches when the next draft model is loaded.
 
     The cache is thread-safe. Binding a drafter may read files for seconds, so it holds a lock of
@@ -87,7 +88,8 @@ class ProposerCache:
         """
         with self._cache_lock:
             proposer = self._cached.pop(key, None)
-            if proposer is None or not all(map(self._target.is_current, proposer.models)):
+            is_current = self._target.loaded_models.is_current
+            if proposer is None or not all(map(is_current, proposer.models)):
                 return None
             self._cached[key] = proposer  # moved to the end, as the most recently used
             return proposer

@@ -8,53 +8,55 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
-from time import perf_counter
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import Any
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.gguf.checkpoint import is_gguf
+from pronk.drafting.loaded_models import LoadedModels
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder
 from pronk.models.loader import Fingerprint
 from pronk.models.model_runner import ModelRunner
 from pronk.text.tokenizer import Tokenizer
 
-Model = TypeVar("Model")
-
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Target model with its cache, tokenizer and loaded draft models.
+    """Target model as drafters see it: its forward passes, KV cache, tokenizer and files.
 
     Argument of :meth:`Drafter.bind`.
 
     Attributes:
+        runner: runs the target's forward passes and measures their durations.
+        tokenizer: the target's tokenizer; ``None`` in tests without text.
         budget: memory budget shared by all KV caches; ``None`` is unlimited.
         folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
-        lock: engine lock; hold it while changing the layout of ``cache``.
-        shared_models: draft models and trained drafters loaded by :meth:`load_shared`.
-        model_files: for each loaded model, its folder and the latest modification time (ns) of the
-            weight files.
-        runner: runs forward passes, for drafters that run rows through the target's first layers.
-        clock: returns the time in seconds, for the durations of drafters.
+        lock: the engine's lock, held during a step; hold it while changing the layout of ``cache``.
+        loaded_models: draft models and trained drafters of this target's drafters.
     """
 
-    decoder: Decoder
-    cache: PagedCache
+    runner: ModelRunner = field(repr=False)
     tokenizer: Tokenizer | None = None
     budget: KVBudget | None = None
     folder: Path | None = None
     lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False)
-    shared_models: WeakValueDictionary[tuple[str, ...], Any] = field(
-        default_factory=WeakValueDictionary, repr=False
-    )
-    model_files: WeakKeyDictionary[Any, tuple[Path, int]] = field(
-        default_factory=WeakKeyDictionary, repr=False
-    )
-    runner: ModelRunner | None = field(default=None, repr=False)
-    clock: Callable[[], float] = field(default=perf_counter, repr=False)
+    loaded_models: LoadedModels = field(default_factory=LoadedModels, repr=False)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The target's layers, embedding and LM head; read-only."""
+        return self.runner.decoder
+
+    @property
+    def cache(self) -> PagedCache:
+        """The target's KV cache; drafters read it, and save features in it."""
+        return self.runner.cache
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Function that returns the time in seconds, for the durations of drafters."""
+        return self.runner.clock
 
     @property
     def vocabulary(self) -> str | None:
@@ -66,11 +68,8 @@ class Target:
 
     @property
     def costs(self) -> CostModel:
-        """Measured costs of the target's forward passes.
-
-        Without measurements if there is no runner.
-        """
-        return CostModel() if self.runner is None else self.runner.cost_model
+        """Measured costs of the target's forward passes."""
+        return self.runner.cost_model
 
     @property
     def is_split(self) -> bool:
@@ -96,30 +95,6 @@ class Target:
         quantized = self.decoder.config.quantization is not None or is_gguf(self.folder)
         return quantized and fingerprint.architecture == model.architecture
 
-    def load_shared(self, folder: Path, *kind: str, load: Callable[[], Model]) -> Model:
-        """Return the draft model of ``folder``, loaded once and shared by all drafters that use it.
-
-        Models loaded from one folder in different ways, for example with two dtypes, have different
-        ``kind`` strings. If the weight files of the folder have changed, the model is loaded again.
-        The target keeps weak references; :class:`~pronk.drafting.proposer_cache.ProposerCache`
-        keeps models alive.
-        """
-        modified = _modified_ns(folder)
-        key = (f"{folder}@{modified}", *kind)
-        model: Model | None = self.shared_models.get(key)
-        if model is None:
-            model = self.shared_models[key] = load()
-            self.model_files[model] = folder, modified
-        return model
-
-    def is_current(self, model: object) -> bool:
-        """Return False if weight files of ``model`` were rewritten since loading.
-
-        True if merely deleted.
-        """
-        folder, modified = self.model_files.get(model, (None, 0))
-        return folder is None or _modified_ns(folder) in {0, modified}
-
     def save_feature(self, feature: SavedFeature, owner: object) -> None:
         """Save a feature of every token beside its keys and values, while ``owner`` exists.
 
@@ -131,12 +106,3 @@ class Target:
                 self.cache.save_feature(feature, owner)
             else:
                 self.budget.save_feature(self.cache, feature, owner)
-
-
-def _modified_ns(folder: Path) -> int:
-    """Return the latest modification time (ns) of a file or of a folder's weight files.
-
-    0 if none exist.
-    """
-    files = [folder] if folder.is_file() else folder.glob("*.safetensors")
-    return max((file.stat().st_mtime_ns for file in files), default=0)

@@ -1,4 +1,17 @@
-"""KV blocks of a request: how many it needs for its next tokens, and how many later at most."""
+"""KV blocks of a request: how many it lacks for its next tokens, and how many later at most.
+
+The scheduler plans with this module; :mod:`pronk.cache.blocks` allocates. In vLLM, both are parts
+of the KV cache manager: :attr:`BlockPlan.num_new_blocks` is the result of its
+``get_num_blocks_to_allocate``, and :meth:`BlockPlanner.num_draft_slots` its
+``num_lookahead_tokens``, which vary here with the number of empty blocks.
+
+Blocks are counted in two ways, which differ only for a model whose layers all have a sliding
+window: such a request releases the blocks that its window has left.
+
+- *Logical blocks* are those from the first token of the text on, released ones included. vLLM keeps
+  a null block in the block table for a released one; here ``BlockTable.num_released`` counts them.
+- *Held blocks* are those that the request occupies at one time.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +25,68 @@ from pronk.engine.request import Request
 class BlockPlan(NamedTuple):
     """Blocks that a request lacks, counted once for a decision of the scheduler."""
 
-    # Free blocks for the pending tokens and one more; negative if the request holds more than these
-    # need. A block that other requests share counts if it has to be copied before it is written.
-    now: int
-    later: int  # further blocks, up to the request's maximum length
+    # Blocks to allocate for the pending tokens and for the one that the forward pass generates. A
+    # held block that is shared with another request counts if it has to be copied before a write.
+    # Negative if the request holds more blocks than these tokens need.
+    num_new_blocks: int
+    # Blocks to allocate afterwards, if the request generates ``max_tokens`` tokens; at least 0.
+    num_later_blocks: int
 
-    def wanted(self, share: float) -> int:
-        """Return the number of blocks for now, and a share, 0..1, of those for later."""
-        return self.now + int(share * self.later)
+    def with_reserve(self, share: float) -> int:
+        """Return the number of new blocks, and a share, 0..1, of the later ones."""
+        return self.num_new_blocks + int(share * self.num_later_blocks)
 
 
 @dataclass(frozen=True)
 class BlockPlanner:
-    """Counts blocks of one KV cache."""
+    """Counts blocks of one KV cache; changes nothing.
+
+    Attributes:
+        cache: the KV cache, with its allocator.
+        window: largest sliding window of a layer in tokens; ``None`` if a layer has full attention,
+            so that no block is released before the end of a request.
+        prefill_chunk: maximum number of prompt tokens per forward pass.
+        max_tree: maximum number of rows per decoding request and forward pass: the pending token
+            and its draft tokens.
+    """
 
     cache: PagedCache
-    # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
     window: int | None
-    prefill_chunk: int  # maximum number of prompt tokens per forward pass
-    max_tree: int  # maximum number of rows per decoding request and forward pass
+    prefill_chunk: int
+    max_tree: int
 
     def plan(self, request: Request) -> BlockPlan:
-        """Return how many blocks a request lacks; a waiting one may hold a cached prefix."""
+        """Return how many blocks a request lacks.
+
+        A running request holds the blocks of its computed tokens. A waiting one may hold those of a
+        cached prefix.
+        """
         allocator = self.cache.allocator
         table = request.block_table
-        length = table.length + self._in_window(request.num_pending + 1)
-        unused = max(0, self.num_held(request) - allocator.num_blocks_for(length))
-        end_of_text = (
-            allocator.num_blocks_for(table.length + request.num_pending) - table.num_released
-        )
+        next_length = table.length + self._max_held_tokens(request.num_pending + 1)
+        num_needed = allocator.num_blocks_for(next_length)
+        num_unused = max(0, self.num_logical_blocks(request) - num_needed)
+        num_text_blocks = allocator.num_blocks_for(table.length + request.num_pending)
+        num_held_by_text = num_text_blocks - table.num_released
         return BlockPlan(
-            now=allocator.num_missing(table, length) - unused,
-            later=max(0, self.maximum(request) - end_of_text),
+            num_new_blocks=allocator.num_missing(table, next_length) - num_unused,
+            num_later_blocks=max(0, self.max_blocks(request) - num_held_by_text),
         )
 
-    def num_held(self, request: Request) -> int:
-        """Return the number of blocks that a request has had so far, released ones included."""
+    def num_logical_blocks(self, request: Request) -> int:
+        """Return the number of blocks from the first token on, released ones included."""
         return request.block_table.num_released + len(request.block_table.blocks)
 
-    def maximum(self, request: Request) -> int:
-        """Return the maximum number of blocks that a request holds at once."""
-        return self.maximum_of(max_length(request))
+    def max_blocks(self, request: Request) -> int:
+        """Return the maximum number of blocks that a request holds at one time."""
+        return self.max_blocks_for(max_length(request))
 
-    def maximum_of(self, length: int) -> int:
-        """Return the most blocks that a text of up to ``length`` tokens holds at once."""
-        num_blocks = self.cache.allocator.num_blocks_for(self._in_window(length))
+    def max_blocks_for(self, length: int) -> int:
+        """Return the maximum number of blocks held at one time by a text that grows to ``length``.
+
+        ``length`` is in tokens.
+        """
+        num_blocks = self.cache.allocator.num_blocks_for(self._max_held_tokens(length))
         # One more block, because a window can start in the middle of a block.
         return num_blocks + (self.window is not None)
 
@@ -74,26 +104,36 @@ class BlockPlanner:
     def num_draft_slots(self, request: Request, num_sharing: int) -> int:
         """Return the number of KV slots for draft tokens after the pending token of a request.
 
-        The empty blocks are divided evenly among ``num_sharing`` requests. Without empty blocks, a
-        block of the prefix cache is evicted if the request has at most ``block_size`` free slots
-        and its text may need a next block.
+        The empty blocks are divided evenly among ``num_sharing`` requests: this one and those whose
+        slots are not reserved yet. Without empty blocks, a block of the prefix cache is evicted if
+        the request has at most ``block_size`` free slots and its text may need a next block.
+
+        Returns:
+            0 to ``max_tree - 1``.
         """
         allocator = self.cache.allocator
-        size = self.cache.block_size
-        length = request.block_table.length
-        num_held = self.num_held(request)
-        num_new = (allocator.num_free - len(allocator.evictable)) // num_sharing
-        num_free_slots = num_held * size - length
-        num_of_text = allocator.num_blocks_for(max_length(request))
-        may_need_next = num_free_slots <= size and num_held < num_of_text
-        if not num_new and allocator.num_free and may_need_next:
-            num_new = 1
-        num_slots = num_free_slots + num_new * size
+        block_size = self.cache.block_size
+        num_blocks = self.num_logical_blocks(request)
+        num_free_slots = num_blocks * block_size - request.block_table.length
+        num_empty = allocator.num_free - len(allocator.evictable)
+        num_new_blocks = num_empty // num_sharing
+        num_final_blocks = allocator.num_blocks_for(max_length(request))
+        may_need_next = num_free_slots <= block_size and num_blocks < num_final_blocks
+        if not num_new_blocks and allocator.num_free and may_need_next:
+            num_new_blocks = 1
+        num_slots = num_free_slots + num_new_blocks * block_size
+        # One slot is that of the pending token, the root of the tree.
         return max(0, min(self.max_tree, num_slots) - 1)
 
-    def _in_window(self, length: int) -> int:
-        """Return ``length``, or less with a sliding window, which older tokens have left."""
-        return length if self.window is None else min(length, self.window + self.prefill_chunk + 1)
+    def _max_held_tokens(self, length: int) -> int:
+        """Return how many of ``length`` new tokens are in held blocks at one time, at most.
+
+        With a sliding window, these are the tokens of the window, of the next chunk of the prompt,
+        and one more.
+        """
+        if self.window is None:
+            return length
+        return min(length, self.window + self.prefill_chunk + 1)
 
 
 def max_length(request: Request) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from traceback import clear_frames
 from typing import Any, Literal
 
@@ -30,7 +29,6 @@ from pronk.engine.scheduler import Scheduler
 from pronk.engine.speculator import Speculator
 from pronk.models.adapters import Adapter, cache_salt
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.model_runner import ModelRunner
 from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
@@ -62,27 +60,24 @@ class Engine:
         assert isinstance(batch.prefill_chunk, int), (
             "expected the number of tokens, see prefill_size()"
         )
-        decoder = target.decoder
-        clock = target.clock
-        cache = target.cache
-        self.cache = cache
-        self.runner = target.runner or ModelRunner(decoder, cache, clock=clock)
-        self.target = replace(target, runner=self.runner)
+        self.target = target
+        self.runner = target.runner
+        self.cache = target.cache
         # Whether the logits of a row are bit-equal for every batch and every token tree around the
         # row.
         self.exact = self.runner.exact
         self.scheduler = Scheduler(
-            cache,
-            decoder.config.window,
-            min(batch.max_batch, cache.max_requests or batch.max_batch),
+            self.cache,
+            target.decoder.config.window,
+            min(batch.max_batch, self.cache.max_requests or batch.max_batch),
             batch.prefill_chunk,
             max_tree,
             self.runner.cost_model,
             max_wait=batch.max_wait,
-            clock=clock,
+            clock=target.clock,
         )
         self.speculator = Speculator(self.runner, budget=budget, stats=acceptance_stats)
-        self.output_processor = OutputProcessor(cache, clock)
+        self.output_processor = OutputProcessor(self.cache, target.clock)
         self.lock = target.lock
         self._stepping = False
 
@@ -127,7 +122,7 @@ class Engine:
         until enough KV blocks and a state of recurrent layers are free. Raises ``CacheFullError``
         if the prompt and the largest tree do not fit into the empty KV cache.
         """
-        num_blocks = self.scheduler.blocks.maximum_of(len(prompt) + max(map(len, trees)))
+        num_blocks = self.scheduler.blocks.max_blocks_for(len(prompt) + max(map(len, trees)))
         with self.lock:
             while num_blocks > self.cache.allocator.num_free or not self.cache.has_free_state:
                 if not (self.scheduler.running or self.scheduler.waiting):

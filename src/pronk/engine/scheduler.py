@@ -103,7 +103,7 @@ class Scheduler:
 
         Raise ``CacheFullError`` if the request does not fit into the empty KV cache.
         """
-        if self.blocks.maximum(request) > self.cache.allocator.num_blocks:
+        if self.blocks.max_blocks(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._cache_too_small(request))
         request.queueing.arrival = next(self._arrivals)
         if request.queueing.since is None:
@@ -260,7 +260,8 @@ class Scheduler:
         while waiting:
             request = min(waiting, key=self._queue_order)
             waiting.remove(request)
-            if not self.running and self.blocks.maximum(request) > self.cache.allocator.num_blocks:
+            num_blocks = self.blocks.max_blocks(request)
+            if not self.running and num_blocks > self.cache.allocator.num_blocks:
                 # The cache has shrunk since the request was added: a new draft model has taken
                 # memory.
                 request.result.fail(CacheFullError(self._cache_too_small(request)))
@@ -370,7 +371,7 @@ class Scheduler:
         references = Counter(block for each in victims for block in each.block_table.blocks)
         released = sum(allocator.references[block] == count for block, count in references.items())
         plans = [self.blocks.plan(each) for each in self.running if each not in victims]
-        reserved = sum(max(plan.now + 1, self._num_wanted(plan)) for plan in plans)
+        reserved = sum(max(plan.num_new_blocks + 1, self._num_wanted(plan)) for plan in plans)
         return allocator.num_free + released - reserved
 
     def _num_wanted(self, plan: BlockPlan) -> int:
@@ -380,7 +381,7 @@ class Scheduler:
         keeps batches small. The reserve therefore grows with each preemption and decays with each
         step. With a reserve of 1, the number is that of ``max_tokens`` tokens.
         """
-        return plan.wanted(self._reserve_share)
+        return plan.with_reserve(self._reserve_share)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -513,7 +514,7 @@ class Scheduler:
         return draft_slots
 
     def _cache_too_small(self, request: Request) -> str:
-        needed = self.blocks.maximum(request)
+        needed = self.blocks.max_blocks(request)
         blocks = self.cache.allocator.num_blocks
         size = self.cache.block_size
         return (

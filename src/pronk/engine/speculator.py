@@ -6,16 +6,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from pronk.base.errors import PronkError, describe_error
 from pronk.base.interrupts import interruptible
 from pronk.drafting.acceptance_stats import AcceptanceStats, RequestAcceptance
 from pronk.drafting.checked_proposals import call_propose
-from pronk.drafting.ledger import Ledger, RequestLedger
+from pronk.drafting.ledger import FinishedStep, Ledger, RequestLedger
 from pronk.drafting.planned_calls import observe_planned, propose_planned
-from pronk.drafting.planner import select_nodes
+from pronk.drafting.planner import select_nodes, stays_whole
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.drafting.step_costs import StepCosts
 from pronk.drafting.tree_union import TreeUnion
@@ -24,7 +23,6 @@ from pronk.engine.request_step import RequestStep
 from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.validate_draft import validate_draft
 from pronk.models.adapters import Adapter
-from pronk.models.cost_model import CostCurve
 from pronk.models.forward_batch import ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
@@ -52,11 +50,7 @@ class Speculator:
         self.budget = budget
         self.vocab_size = runner.decoder.config.vocab_size
         self.ledger = Ledger()
-        # Costs of this step's forward pass; ``None`` if a forward pass without draft tokens has to
-        # be measured.
-        self.costs: CostCurve | None = None
         self.seconds = 0.0  # duration of all proposer calls of this step
-        self._num_decoding = 1
         self._stats_by_adapter: dict[Adapter | None, AcceptanceStats] | None = None
         if stats is not None:
             self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
@@ -97,25 +91,20 @@ class Speculator:
             for scheduled in batch
             if scheduled.num_draft_slots
         }
-        context = sum(scheduled.request.block_table.length for scheduled in batch)
-        self.costs = self.runner.cost_model.costs(context)
-        self._num_decoding = max(1, _count_plain_rows(batch)[0])
+        self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
         began = self.seconds
-        costs = None if self.costs is None else StepCosts(self.costs, self._num_decoding)
         for proposer, group in _group_by_proposer(draft_slots):
-            planned = self.budget and not proposer.capabilities.bypass_budget
-            if planned and self.costs is None:
-                continue  # a forward pass without draft tokens has to be measured first
-            # A guide may force text, which costs nothing to draft, whatever the planner says of
-            # other draft tokens.
-            requests = [request for request in group if not planned or _may_draft(request)]
-            if not requests:
-                continue
-            allowance = self.ledger.allowance / len(draft_slots)
-            for request in requests:
-                request.speculation.ledger.set_costs(costs if planned else None, allowance)
-            drafts.update(self._call(proposer, requests, draft_slots))
-        return self._select(batch, drafts, costs, self.seconds - began)
+            everything = not self.budget or proposer.capabilities.bypass_budget
+            requests = [
+                request
+                for request in group
+                if request.speculation.ledger.begin_proposals(
+                    everything=everything, has_guide=request.params.guide is not None
+                )
+            ]
+            if requests:
+                drafts.update(self._call(proposer, requests, draft_slots))
+        return self._select(batch, drafts, self.seconds - began)
 
     def update(
         self,
@@ -143,9 +132,8 @@ class Speculator:
             decision_trace = step.request.speculation.trace
             outcome = outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:
-                costs = self.costs if self.budget else None
                 decision_trace.record_step(
-                    outcome, costs, self._num_decoding, seconds, self.ledger.allowance
+                    outcome, self.ledger.costs, seconds, self.ledger.allowance
                 )
 
     def stop(self, request: Request) -> None:
@@ -157,39 +145,33 @@ class Speculator:
             except Exception as error:  # noqa: BLE001 - proposers are user code
                 self._give_up(request, error)
 
+    def _step_costs(self, batch: Sequence[ScheduledRequest]) -> StepCosts | None:
+        """Return the costs of a step; ``None`` without a budget, or if they are not known."""
+        if not self.budget:
+            return None
+        context = sum(scheduled.request.block_table.length for scheduled in batch)
+        curve = self.runner.cost_model.costs(context)
+        num_decoding = _count_plain_rows(batch)[0]
+        return None if curve is None else StepCosts(curve, max(1, num_decoding))
+
     def _record_step(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
     ) -> None:
         """Record what drafting cost and saved.
 
         ``seconds`` is the duration of the step without drafters.
-
-        The seconds of draft rows are those of the cost model, because other processes may prolong a
-        single pass.
         """
-        ledger = self.ledger
-        # Time without any drafter allows no loss.
-        if any(step.request.needs_draft_slots for step in steps):
-            ledger.elapsed += seconds + self.seconds
-        decoding, prompt_rows = _count_plain_rows([step.scheduled for step in steps])
-        if not self.budget or self.costs is None or not decoding:
-            return
-        curve = self.costs
-        rows = prompt_rows + decoding
-        draft_rows = sum(step.draft.num_draft_tokens for step in steps)
-        if not prompt_rows:
-            # A disturbed pass counts as at most twice the estimated one.
-            longest = min(seconds, 2.0 * curve.at(rows + draft_rows))
-            ledger.longest = max(ledger.longest, longest)
-        saved = sum(
-            max(0, min(len(outcome.path), len(outcome.committed) - 1))
-            for outcome in outcomes.values()
+        num_decoding, num_prompt_rows = _count_plain_rows([step.scheduled for step in steps])
+        finished = FinishedStep(
+            seconds,
+            self.seconds,
+            num_decoding,
+            num_prompt_rows,
+            num_draft_rows=sum(step.draft.num_draft_tokens for step in steps),
+            num_saved=sum(outcome.num_saved for outcome in outcomes.values()),
+            has_drafters=any(step.request.needs_draft_slots for step in steps),
         )
-        for request in outcomes:
-            if not request.params.rejects:
-                request.speculation.ledger.regret.seconds += (seconds + self.seconds) / decoding
-        ledger.spent += curve.at(rows + draft_rows) - curve.at(rows)
-        ledger.saved += saved * curve.at(decoding) / decoding
+        self.ledger.record_step(finished, [each.speculation.ledger for each in outcomes])
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         """Count the draft tokens that the text has passed, and pass outcomes to proposers."""
@@ -200,10 +182,9 @@ class Speculator:
             for request in requests:
                 outcome = outcomes[request]
                 ledger = request.speculation.ledger
-                accepted = max(0, min(len(outcome.path), len(outcome.committed) - 1))
                 try:
                     ledger.acceptance.advance(outcome.committed)
-                    ledger.end(outcome.committed, accepted, outcome.tree.num_draft_tokens)
+                    ledger.end(outcome.committed, outcome.num_saved, outcome.tree.num_draft_tokens)
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
                     else:
@@ -288,7 +269,6 @@ class Speculator:
         self,
         batch: Sequence[ScheduledRequest],
         drafts: dict[Request, TokenTree],
-        costs: StepCosts | None,
         drafting: float,
     ) -> dict[Request, TokenTree]:
         """Drop draft tokens that cost more time than they save.
@@ -297,31 +277,27 @@ class Speculator:
         """
         if not self.budget or not drafts:
             return drafts
-        # The acceptance rules rejection and block are exact only if draft tokens are distributed as
-        # ``probs``. Dropping tokens by their gain could change this distribution. Under these
-        # rules, trees with ``probs`` stay whole.
-        whole = {
-            request
-            for request, tree in drafts.items()
-            if request.speculation.capabilities.bypass_budget
-            or (request.params.rejects and tree.probs is not None)
-        }
-        candidates = [
-            replace(tree, gain=None) if request in whole else tree
+        whole = [
+            stays_whole(
+                tree,
+                rejects=request.params.rejects,
+                bypass_budget=request.speculation.capabilities.bypass_budget,
+            )
             for request, tree in drafts.items()
         ]
         selected = select_nodes(
-            candidates,
-            costs,
+            [*drafts.values()],
+            self.ledger.costs,
+            whole=whole,
             prompt_rows=_count_plain_rows(batch)[1],
             drafting=drafting,
             allowance=self.ledger.allowance,
         )
-        kept = {}
-        for (request, tree), candidate in zip(drafts.items(), selected, strict=True):
-            if candidate.num_draft_tokens:
-                kept[request] = tree if request in whole else candidate
-        return kept
+        return {
+            request: tree
+            for request, tree in zip(drafts, selected, strict=True)
+            if tree.num_draft_tokens
+        }
 
     def _give_up(self, request: Request, error: Exception) -> None:
         proposer = request.speculation.proposer
@@ -343,10 +319,6 @@ class Speculator:
             request.speculation.started = False
             with suppress(Exception):  # only ``error``, the first one, is reported
                 proposer.stop(request.speculation.state)
-
-
-def _may_draft(request: Request) -> bool:
-    return request.params.guide is not None or not request.speculation.ledger.is_quiet()
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pronk.base.errors import PronkError
 from pronk.drafting.ledger import ProposalReport
 from pronk.drafting.proposer import Outcome
 from pronk.drafting.regret import Regret
-from pronk.models.cost_model import CostCurve
+from pronk.drafting.step_costs import StepCosts
 from pronk.sampling.tree import TokenTree
 
 _NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
@@ -219,12 +219,11 @@ class DecisionTrace:
     def record_step(
         self,
         outcome: Outcome[Any],
-        costs: CostCurve | None,
-        num_requests: int,
+        costs: StepCosts | None,
         seconds: float,
         allowance: float,
     ) -> None:
-        """Record the current step, in which ``num_requests`` requests decoded."""
+        """Record the current step, which took ``seconds`` without drafters."""
         verified = outcome.tree
         self.steps.append(
             Decision(
@@ -233,8 +232,8 @@ class DecisionTrace:
                 verified,
                 outcome.path,
                 outcome.committed,
-                None if costs is None else costs.at(num_requests) / num_requests,
-                None if costs is None else costs.at(num_requests * len(verified)) / num_requests,
+                None if costs is None else costs.pass_seconds(0),
+                None if costs is None else costs.pass_seconds(verified.num_draft_tokens),
                 self.draft_seconds,
                 seconds,
                 allowance,

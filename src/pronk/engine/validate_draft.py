@@ -25,14 +25,8 @@ def validate_draft(
     These are nodes beyond the limits or the vocabulary, and nodes that the guide forbids. The tree
     itself has been checked by :mod:`pronk.drafting.checked_proposals`; later steps rely on both.
 
-    Raises ``OptionError`` if the root is not the last token, or ``probs`` are no distributions.
+    Raises ``OptionError`` if ``probs`` are no distributions.
     """
-    if tree.tokens[0] != context.tokens[-1]:
-        msg = (
-            f"drafter {name}: expected a tree with root token {context.tokens[-1]}, found "
-            f"{tree.tokens[0]}"
-        )
-        raise OptionError(msg)
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):

@@ -65,11 +65,8 @@ class Workers(Protocol):
     def pool(self) -> type[PagedCache] | None:
         """Class of the KV cache; ``None``: that of the backend."""
 
-    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return a runner that uses all processes.
-
-        ``None``: the engine makes one for this process alone.
-        """
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
+        """Return a runner that uses all processes."""
 
     def end(self) -> None:
         """End the other processes."""
@@ -84,8 +81,9 @@ class SingleProcess:
     def __init__(self, config: ModelConfig) -> None:
         self.shard_config = config
 
-    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """Return ``None``: the engine makes the runner."""
+    def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
+        """Return a runner of this process."""
+        return ModelRunner(decoder, cache)
 
     def end(self) -> None:
         """Do nothing: no processes were started."""
@@ -96,10 +94,13 @@ def start_workers(
 ) -> Workers:
     """Start the processes of a model, or join those that ``torchrun`` has started.
 
-    ``model`` and ``dtype`` are what the options of these names mean. Raises ``OptionError`` if
-    ``workers`` is above 1 without compiled kernels (with torch, a row's bits depend on the batch)
-    or without torch (whose processes exchange messages), too large for tensor parallelism, or not
-    the number of processes that ``torchrun`` launched.
+    ``model`` and ``dtype`` are what the options of these names mean.
+
+    Raises:
+        OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits
+            depend on the batch), without torch (whose processes exchange messages), or for a model
+            with recurrent layers; too large for tensor parallelism; or not the number of processes
+            that ``torchrun`` launched.
     """
     workers = options.workers
     if workers == 1:
@@ -108,6 +109,13 @@ def start_workers(
         msg = (
             f"workers: expected 1 without the compiled kernels, found {workers}; install the "
             "kernels or set 1"
+        )
+        raise OptionError(msg)
+    if config.recurrent is not None:
+        # Processes send each other keys and values of tokens, but no states.
+        msg = (
+            f"workers: expected 1 for a model with recurrent layers, found {workers}; set 1, or "
+            "use replicas"
         )
         raise OptionError(msg)
     start = load_guest("pronk.workers", "processes", "workers")

@@ -42,12 +42,12 @@ class BatchEntry(NamedTuple):
     # Number of tokens of the prompt. Dynamic RoPE rotates all of them for a text of this length;
     # with 0, each row is rotated for the text up to this row.
     prompt_length: int = 0
-    # Number of tokens, those in the cache included, that stay in the text whatever is sampled or
-    # rejected. States of recurrent layers may take them over, and cannot drop them again.
-    num_final: int = 0
     # Number of leading nodes that earlier passes have computed, as when a drafter adds one depth
     # per pass. They get no rows; the other nodes see their keys and values.
     num_computed: int = 0
+    # Number of tokens, those in the cache included, that stay in the text whatever is sampled or
+    # rejected. States of recurrent layers may take them over, and cannot drop them again.
+    num_final: int = 0
     # the request's tokens in each of the other models' caches that the program reads
     other_tables: tuple[BlockTable, ...] = ()
     # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are

@@ -49,7 +49,6 @@ class TensorSplit:
         for part, config in (
             ("experts", self.config.mixture),
             ("short convolutions", self.config.convolution),
-            ("recurrent layers", self.config.recurrent),
         ):
             if config is not None:
                 found = f"found {self.config.family}; use parallel='tree'"

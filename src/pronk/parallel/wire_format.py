@@ -46,7 +46,9 @@ def _parse_entry(values: Sequence[Any]) -> BatchEntry:
     # ``verify`` is not transmitted: only the driver verifies.
     tree = TokenTree(tuple(tokens), tuple(parents), verify=(True,) + (False,) * (len(tokens) - 1))
     tree.check()
-    return BatchEntry(block_table, tree, range(first, stop), prompt_length, num_computed)
+    return BatchEntry(
+        block_table, tree, range(first, stop), prompt_length, num_computed=num_computed
+    )
 
 
 @dataclass(frozen=True)

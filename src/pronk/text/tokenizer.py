@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -41,6 +42,8 @@ from pronk.text.guarded import (
     shared_time,
 )
 
+# Files of a tokenizer in a model folder, except chat templates; the first one is required.
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _TEMPLATE_FILE = "chat_template.jinja"
 _TEMPLATE_FOLDER = "additional_chat_templates"
 
@@ -499,6 +502,22 @@ def _up_to(names: Collection[str], text: str, start: int, stop: int) -> str:
     """Return a text from ``start`` up to the first of ``names`` at ``stop`` or later."""
     places = [text.find(name, stop) for name in names]
     return text[start : min((place for place in places if place >= 0), default=len(text))]
+
+
+def have_equal_files(folder: Path, other: Path) -> bool:
+    """Return whether the tokenizers of two model folders have the same files, to the byte.
+
+    Chat templates are not compared. False for GGUF files.
+    """
+    if not (folder / _FILES[0]).is_file():
+        return False
+    for name in _FILES:
+        paths = folder / name, other / name
+        if not any(path.is_file() for path in paths):
+            continue
+        if not (all(path.is_file() for path in paths) and filecmp.cmp(*paths, shallow=False)):
+            return False
+    return True
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

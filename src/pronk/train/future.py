@@ -42,7 +42,7 @@ from pronk.train.heads import Stage, head_by_head, head_stages, head_weight, shi
 from pronk.train.lm import TextModel
 from pronk.train.loop import PassResult
 from pronk.train.losses import autocast, text_loss
-from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.decoder import DecoderModule, maybe_compile
 from pronk.train.modules.drafters import HeadsModule
 from pronk.train.options import ModelShape
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
@@ -193,7 +193,7 @@ class FutureTokens(TextModel[FutureModel]):
     def build(self) -> FutureModel:
         model = FutureModel(self.config, self.options.heads)
         model.initialize(self.options.seed, self.initial)
-        self._trunk = torch.compile(model.trunk) if self.options.compile else model.trunk
+        self._trunk = maybe_compile(model.trunk, compiles=self.options.compile)
         return model
 
     @property

@@ -24,7 +24,7 @@ from pronk.train.corpus.encoder import token_dtype
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import PassResult
 from pronk.train.losses import TeacherLogits, chunks, product_dtype
-from pronk.train.modules.decoder import Rope
+from pronk.train.modules.decoder import Rope, maybe_compile
 from pronk.train.modules.drafters import HeadsModule, MedusaHeadModule, MedusaModule
 from pronk.train.on_policy import held_out_halves, held_out_prompts
 from pronk.train.options import HeadsOptions
@@ -189,7 +189,7 @@ class MedusaStudent(Student[MedusaModule]):
         """Build heads whose first weights make them predict the same token as the target."""
         heads = MedusaModule(self.options.shape, self.teacher.llm.config)
         heads.initialize(self.teacher.unembedding)
-        self._run = self.maybe_compile(MedusaHeadModule.forward)
+        self._run = maybe_compile(MedusaHeadModule.forward, compiles=self.options.compile)
         return heads
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:

@@ -22,7 +22,7 @@ from pronk.train.data import load_tokenizer
 from pronk.train.export import InitialModel, export_model
 from pronk.train.loop import Module, Objective, PassResult, find_device
 from pronk.train.losses import autocast
-from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.decoder import DecoderModule, maybe_compile
 from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 
 
@@ -119,7 +119,7 @@ class LanguageModel(TextModel[DecoderModule]):
             decoder.initialize(torch.Generator().manual_seed(self.options.seed))
         else:
             decoder.load_state_dict(self.initial.weights())
-        self._loss = torch.compile(self.loss) if self.options.compile else self.loss
+        self._loss = maybe_compile(self.loss, compiles=self.options.compile)
         return decoder
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from pronk.train.export import export_drafter, export_model
 from pronk.train.lm import held_out_sets, model_config, two_phases
 from pronk.train.loop import Module, Objective, PassResult, find_device
 from pronk.train.losses import Comparison, TeacherLogits, autocast, distillation_loss
-from pronk.train.modules.decoder import DecoderModule
+from pronk.train.modules.decoder import DecoderModule, maybe_compile
 from pronk.train.modules.drafters import GlideDecoderModule, KangarooModule
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.options import StudentOptions
@@ -110,10 +110,6 @@ class Student(Objective[Module]):
 
         ``features`` are those of the target. The caller runs this under autocast.
         """
-
-    def maybe_compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return ``function``, compiled with ``torch.compile`` if ``options.compile`` is set."""
-        return torch.compile(function) if self.options.compile else function
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
         document = {
@@ -275,7 +271,7 @@ class DraftStudent(Student[DecoderModule]):
         target = self.teacher.llm.config
         decoder = DecoderModule(model_config(self.options.shape, target.bos_id, target.eos_ids))
         decoder.initialize(generator)
-        self._hidden = self.maybe_compile(dense_hidden)
+        self._hidden = maybe_compile(dense_hidden, compiles=self.options.compile)
         return decoder
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:  # noqa: ARG002 - reads tokens only
@@ -326,7 +322,7 @@ class GlideStudent(Student[GlideDecoderModule]):
         module = GlideDecoderModule(self.options.shape, self.teacher.llm.config)
         module.initialize(generator)
         self.cache = module.cache_layers
-        self._hidden = self.maybe_compile(dense_hidden)
+        self._hidden = maybe_compile(dense_hidden, compiles=self.options.compile)
         return module
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
@@ -389,7 +385,7 @@ class KangarooStudent(Student[KangarooModule]):
         self.hidden = (shape.exit_layer,)
         adapter = KangarooModule(shape, teacher.llm.config)
         adapter.initialize(generator, teacher.decoder.norm, teacher.unembedding)
-        self._adapt = self.maybe_compile(dense_adapter)
+        self._adapt = maybe_compile(dense_adapter, compiles=self.options.compile)
         return adapter
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:

@@ -114,7 +114,6 @@ def target_states(
     ``last`` and ``likeliest`` begin at token ``first``. Raises CacheFullError if the text does not
     fit into the target's KV cache.
     """
-    assert target.runner is not None
     cache = target.cache
     table = BlockTable()
     num_layers = target.decoder.config.num_layers

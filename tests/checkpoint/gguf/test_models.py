@@ -235,11 +235,11 @@ def test_a_draft_model_whose_file_changed_is_not_current(
 ) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     target = LLM(path).target
-    made = [target.load_shared(path, "x", load=partial(load, path)) for _ in range(2)]
+    made = [target.loaded_models.get_or_load(path, "x", load=partial(load, path)) for _ in range(2)]
     assert made[0] is made[1]
     shutil.copyfile(path, tmp_path / "b")
     (tmp_path / "b").rename(path)
-    assert not target.is_current(made[0])
+    assert not target.loaded_models.is_current(made[0])
 
 
 def test_fingerprint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

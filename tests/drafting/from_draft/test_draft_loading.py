@@ -58,15 +58,15 @@ def test_drafters_share_a_model_while_one_of_them_exists() -> None:
     (inner,) = within(other, ModelProposer)
     assert inner.draft is one.draft
     assert third.draft is not one.draft
-    assert len(engine.target.shared_models) == 2
+    assert len(engine.target.loaded_models) == 2
     decode(engine, one, [[1, 2, 3]])
     decode(engine, other, [[1, 2, 3]])
     del one, third
     gc.collect()
-    assert [key[1] for key in engine.target.shared_models] == ["auto"]
+    assert [*engine.target.loaded_models] == [inner.draft]
     del other, inner
     gc.collect()
-    assert not engine.target.shared_models
+    assert len(engine.target.loaded_models) == 0
 
 
 def test_both_caches_stay_within_the_memory(model: str, draft: str) -> None:
@@ -132,12 +132,12 @@ def test_memory_of_a_freed_draft_model_serves_another_one(
         )
         drafter = options.bind(llm.engine.target)
         llm.generate(PROMPT, PARAMS, drafter=drafter)
-        assert len(llm.engine.target.shared_models) == 1
-        (live,) = llm.engine.target.shared_models.values()
+        assert len(llm.engine.target.loaded_models) == 1
+        (live,) = llm.engine.target.loaded_models
         assert 1_800_000 < total_bytes(llm.engine.cache, live.runner.cache) <= 2_000_000
         del drafter, live
         gc.collect()
-    assert not llm.engine.target.shared_models
+    assert not llm.engine.target.loaded_models
 
 
 def test_paths_without_a_model_are_refused(model: str, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
 from pronk.models.cost_model import CostCurve
 from pronk.models.decoder import Decoder
+from pronk.models.model_runner import ModelRunner
 from pronk.sampling.params import Rule, SamplingParams
 from softmax import softmax
 from tiny_models import GivenTimes, make_engine, make_request, run, samples, tiny_decoder
@@ -331,7 +332,7 @@ def test_the_features_take_memory_while_the_head_exists() -> None:
     decoder = bigram_decoder()
     budget = KVBudget("4MB", 4)
     cache_ = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
-    engine = Engine(Target(decoder, cache_, budget=budget), BatchOptions())
+    engine = Engine(Target(ModelRunner(decoder, cache_), budget=budget), BatchOptions())
     plain = cache_.bytes_per_token
     proposer = make_drafter(copying("eagle3")).bind(engine.target)
     (model,) = proposer.models

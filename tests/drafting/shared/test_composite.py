@@ -11,6 +11,7 @@ import pytest
 from drafting.helpers import bind, context, looping, verify_step
 from pronk.base.errors import OptionError
 from pronk.drafting import (
+    Auto,
     Capabilities,
     DraftContext,
     Drafter,
@@ -213,3 +214,26 @@ def test_one_drafter_may_be_two_parts(part: Drafter) -> None:
         verify_step(drafter, state, tree, tokens, looping)
     assert tokens[:8] == [1, 2, 3, 4, 0, 1, 2, 3]
     assert len(tokens) > 20
+
+
+@dataclass(frozen=True)
+class WrongRoot(Fixed):
+    """Proposes trees below another token than the last one."""
+
+    name = "astray"
+
+    def propose(self, contexts: Sequence[DraftContext[list[int]]]) -> list[TokenTree]:
+        return [TokenTree.chain([each.tokens[-1] + 1, 5]) for each in contexts]
+
+
+@pytest.mark.parametrize("kind", [Merged, FirstOf, Auto])
+def test_a_part_with_a_wrong_root_is_named(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    astray = WrongRoot()
+    engine = make_engine(tiny_decoder())
+    proposer = kind((astray,)).bind(engine.target)
+    request = make_request([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True), proposer)
+    engine.run([request])
+    message = "drafter astray: expected a tree with root token "
+    assert message in str(request.stats.draft_error)
+    assert len(request.output) == 4
+    caplog.clear()

@@ -64,13 +64,6 @@ class Served:
         return found.decode()
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    # At the end, replicas that still start in place of killed ones have a second.
-    with serving("--drain", "1") as made:
-        yield made
-
-
 @contextmanager
 def serving(*more: str) -> Iterator[Served]:
     mark = token_hex(8)
@@ -133,7 +126,18 @@ def texts(stream: Any) -> Iterator[str]:
                 yield choice["text"]
 
 
-def test_client_sees_one_stream_when_replicas_are_killed(served: Served) -> None:
+def test_a_server_until_its_end() -> None:
+    """One server has all checks: pytest-xdist would give each process that runs one of several tests
+    a server of its own, whose cluster takes half a minute to start.
+    """
+    # At the end, replicas that still start in place of killed ones have a second.
+    with serving("--drain", "1") as served:
+        client_sees_one_stream_when_replicas_are_killed(served)
+        cluster_is_private(served)
+        sigterm_ends_all_processes(served)
+
+
+def client_sees_one_stream_when_replicas_are_killed(served: Served) -> None:
     prompt = "def add(a, b):\n    return a + b\n"
     before = {*served.processes("ray::ServeReplica")}
     assert len(before) == 2
@@ -152,7 +156,7 @@ def test_client_sees_one_stream_when_replicas_are_killed(served: Served) -> None
         )
 
 
-def test_cluster_is_private(served: Served) -> None:
+def cluster_is_private(served: Served) -> None:
     """All processes listen on the loopback except Ray Serve's replicas, which require the token."""
     import grpc
 
@@ -182,7 +186,7 @@ def test_cluster_is_private(served: Served) -> None:
         assert codes[2] != refused
 
 
-def test_sigterm_ends_all_processes(served: Served) -> None:
+def sigterm_ends_all_processes(served: Served) -> None:
     assert served.processes("raylet")
     served.command.send_signal(signal.SIGTERM)
     assert served.command.wait(HUNG) == 0

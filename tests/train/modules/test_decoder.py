@@ -2,6 +2,7 @@
 the same weights.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pronk.base.errors import OptionError
 from pronk.models.loader import read_config
 from pronk.torch.convert import to_array, torch_dtype
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.modules.decoder import load_module
+from pronk.train.modules.decoder import Rotations, apply_rope, load_module, maybe_compile
 from train.tiny_modules import tiny_module
 
 CPU = torch.device("cpu")
@@ -119,3 +120,33 @@ def test_training_refuses_convolutions(checkpoint: MakeCheckpoint) -> None:
         match=r"attention in all layers, found lfm2 with short convolutions; use a drafter",
     ):
         load_module(folder, read_config(folder), torch.float32, CPU)
+
+
+@pytest.mark.slow  # the compiler is imported, and traces the functions
+def test_compiled_functions_look_up_rotations_in_plain_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Longer texts make the tables longer, but the compiler compiles no further graph."""
+    graphs = list[torch.fx.GraphModule]()
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    rotations = Rotations(tiny_module().config.rope)
+
+    def rotate(rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        rope = rotations(positions, torch.float32)
+        assert rope is not None
+        return apply_rope(rows, *rope)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    assert maybe_compile(rotate, compiles=False) is rotate
+    compiled = maybe_compile(rotate, compiles=True)
+    rows = torch.randn(4, 2, tiny_module().config.head_dim)
+    counts = []
+    for start in (0, 20, 3, 500):
+        positions = torch.arange(start, start + 4)
+        assert torch.equal(compiled(rows, positions), rotate(rows, positions))
+        counts.append(len(graphs))
+    assert 0 < counts[0] == counts[-1]

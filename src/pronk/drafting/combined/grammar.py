@@ -19,6 +19,7 @@ from typing import Any
 
 from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
+from pronk.drafting.checked_proposals import call_propose
 from pronk.drafting.from_text.suffix import Suffix
 from pronk.drafting.proposer import DraftContext, Drafter, Proposer, States
 from pronk.drafting.shared.composite import Composite
@@ -86,9 +87,8 @@ class GrammarProposer(Proposer[States]):
         with ExitStack() as samplers:
             for i in drafting:
                 samplers.enter_context(contexts[i].sampler.after(forced[i]))
-            for i, tree in zip(
-                drafting, self.wrapped.propose([after_forced[i] for i in drafting]), strict=True
-            ):
+            proposed = call_propose(self.wrapped, [after_forced[i] for i in drafting])
+            for i, tree in zip(drafting, proposed, strict=True):
                 trees[i] = tree
         return [
             self._add_forced(*arguments) for arguments in zip(contexts, forced, trees, strict=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pronk.base.checks import check_integer
 from pronk.base.keywords import known_keywords
+from pronk.drafting.checked_proposals import call_propose
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.suffix import Suffix
 from pronk.drafting.proposer import DraftContext, Drafter, Proposer, States
@@ -64,7 +65,7 @@ class MergedProposer(Proposer[States]):
         tries = [Trie(context.tokens[-1]) for context in contexts]
         for index, proposer in enumerate(self.parts):
             views = [context.with_state(context.state[index]) for context in contexts]
-            for trie, tree in zip(tries, proposer.propose(views), strict=True):
+            for trie, tree in zip(tries, call_propose(proposer, views), strict=True):
                 trie.merge(tree, (proposer.name, 0))
         return [
             trie.tree(min(self.num_nodes, each.max_nodes))
@@ -98,7 +99,7 @@ class FirstOfProposer(Proposer[States]):
         pending = list(range(len(contexts)))  # indices of contexts that have no such tree yet
         for index, proposer in enumerate(self.parts):
             views = [contexts[i].with_state(contexts[i].state[index]) for i in pending]
-            for i, tree in zip(pending, proposer.propose(views), strict=True):
+            for i, tree in zip(pending, call_propose(proposer, views), strict=True):
                 trees[i] = tree
             pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # 1: only the root
             if not pending:

@@ -40,7 +40,7 @@ from pronk.models.model_runner import ModelRunner
 from pronk.models.options import WEIGHTS
 from pronk.models.resolve import resolve_model
 from pronk.sampling.tree import TokenTree
-from pronk.text.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer, have_equal_files
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,10 @@ class ModelProposer(Proposer[DraftCache]):
     ``draft`` holds the draft model with its KV pool, and runs it.
     """
 
-    capabilities = Capabilities(observes_all_steps=False)
-
     def __init__(self, options: ModelDrafter, draft: DraftRunner) -> None:
         self.options = options
         self.draft = draft
+        self.capabilities = Capabilities(kv_layers=draft.kv_layers, observes_all_steps=False)
         self.name = options.name
         self.target = draft.target
         self.models = (draft,)
@@ -180,11 +179,10 @@ class DraftModel(ModelDrafter):
             config = read_config(path)
             sizes = target.decoder.config.vocab_size, config.vocab_size
             translation = Translation(*sizes)
-            if target.tokenizer is not None:
+            own = target.tokenizer
+            if own is not None and not (sizes[0] <= sizes[1] and _has_tokenizer_of(target, path)):
                 tokenizer = Tokenizer.load(path, config.vocab_size)
-                translation = Translation.between(
-                    name, target.tokenizer, sizes[0], tokenizer, sizes[1]
-                )
+                translation = Translation.between(name, own, sizes[0], tokenizer, sizes[1])
             dtype = parse_dtype(self.dtype, config)
             backend = target.decoder.backend.for_model(config, dtype)
             if backend is None:
@@ -198,7 +196,7 @@ class DraftModel(ModelDrafter):
                 ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size
             )
 
-        return target.load_shared(path, self.dtype, self.weights, load=load_runner)
+        return target.loaded_models.get_or_load(path, self.dtype, self.weights, load=load_runner)
 
 
 def _default_model(drafter: str, target: Target) -> Path:
@@ -207,12 +205,7 @@ def _default_model(drafter: str, target: Target) -> Path:
     Raise OptionError if it is absent or of another vocabulary.
     """
     path = clone_model("pronk-tiny-draft")
-    tokenizer = target.tokenizer
-    if (
-        path is None
-        or tokenizer is None
-        or Tokenizer.load(path).fingerprint != tokenizer.fingerprint
-    ):
+    if path is None or not _has_vocabulary_of(target, path):
         found = "none" if path is None else f"none, and {path.name} has another vocabulary"
         msg = (
             f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this '
@@ -220,3 +213,20 @@ def _default_model(drafter: str, target: Target) -> Path:
         )
         raise OptionError(msg)
     return path
+
+
+def _has_vocabulary_of(target: Target, folder: Path) -> bool:
+    """Return whether a draft model has the target's vocabulary; False without a tokenizer."""
+    if target.tokenizer is None:
+        return False
+    if _has_tokenizer_of(target, folder):
+        return True
+    tokenizer = Tokenizer.load(folder)
+    # The fingerprint of a large vocabulary takes a tenth of a second.
+    is_as_large = tokenizer.vocab_size == target.tokenizer.vocab_size
+    return is_as_large and tokenizer.fingerprint == target.tokenizer.fingerprint
+
+
+def _has_tokenizer_of(target: Target, folder: Path) -> bool:
+    """Return whether a draft model has the files of the target's tokenizer, which is loaded."""
+    return target.folder is not None and have_equal_files(target.folder, folder)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pronk.base.checks import check_choice, check_integer, check_number
 from pronk.base.errors import OptionError
@@ -29,16 +29,23 @@ from pronk.drafting.target import Target
 from pronk.sampling.tree import TokenTree
 
 
+class _LastChain(NamedTuple):
+    """A request's last chain, with which the next outcome is compared."""
+
+    root_position: int  # position of the chain's root in the text, from 0
+    tokens: Sequence[int]  # the chain's draft tokens
+    # c_0 = 1, c_1, c_2, …: the product of the confidences of the first i draft tokens
+    cumulative_confidence: Sequence[float]
+
+
 @dataclass
 class _ThresholdState:
-    """One request's threshold, and the chain of its last proposal."""
+    """One request's threshold, which changes with outcomes alone."""
 
     threshold: float
-    # position of the chain's root in the text, from 0
-    root_position: int = field(default=-1, compare=False)
-    tokens: list[int] = field(default_factory=list, compare=False)  # the chain's draft tokens
-    # c_0 = 1, c_1, c_2, …: the product of the confidences of the first i draft tokens
-    cumulative_confidence: list[float] = field(default_factory=list, compare=False)
+    # Kept from the proposal to its outcome, because trees hold no confidences; not a part of the
+    # state by which proposals are made.
+    last_chain: _LastChain | None = field(default=None, compare=False)
 
 
 @known_keywords
@@ -122,6 +129,10 @@ class ThresholdProposer(Proposer[States]):
     def chains(
         self, contexts: Sequence[DraftContext[States]], stops: Sequence[Stop] | None = None
     ) -> list[Chain]:
+        """Return chains that end by each request's threshold, or by a rule of ``stops``.
+
+        The last chain of each request is remembered until :meth:`observe`.
+        """
 
         def is_complete(number: int, chain: Chain) -> bool:
             is_below = chain.cumulative_confidence[-1] < contexts[number].state[1].threshold
@@ -134,26 +145,28 @@ class ThresholdProposer(Proposer[States]):
         ]
         chains = self._inner_chains(inner, own_stops)
         for context, chain in zip(contexts, chains, strict=True):
-            state = context.state[1]
-            state.root_position = len(context.tokens) - 1
-            state.tokens = chain.tokens
-            state.cumulative_confidence = [1.0, *chain.cumulative_confidence]
+            confidences = (1.0, *chain.cumulative_confidence)
+            root_position = len(context.tokens) - 1
+            context.state[1].last_chain = _LastChain(
+                root_position, tuple(chain.tokens), confidences
+            )
         return chains
 
     def observe(self, outcome: Outcome[States]) -> None:
         super().observe(outcome)
         options = self.options
         state = outcome.state[1]
-        tokens = state.tokens if outcome.position == state.root_position else []
-        num_verified = outcome.tree.num_matched(tokens)  # the chain's end may have been cut
+        chain = state.last_chain
+        if chain is None or outcome.position != chain.root_position:
+            return
+        num_verified = outcome.tree.num_matched(chain.tokens)  # the chain's end may have been cut
         if not num_verified:
             return
-        num_accepted = common_prefix_length(
-            [outcome.tree.tokens[node] for node in outcome.path], tokens, 0
-        )
+        accepted = [outcome.tree.tokens[node] for node in outcome.path]
+        num_accepted = common_prefix_length(accepted, chain.tokens, 0)
         if num_accepted < num_verified:
             index = num_accepted + 1 if options.toward == "rejected" else num_accepted
-            state.threshold = (state.threshold + state.cumulative_confidence[index]) / 2
+            state.threshold = (state.threshold + chain.cumulative_confidence[index]) / 2
         else:
             state.threshold -= options.boost
         state.threshold = min(max(state.threshold, options.lowest), options.highest)

@@ -25,7 +25,13 @@ from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
 from pronk.drafting.planner import DEFAULT_RATE
-from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
+from pronk.drafting.proposer import (
+    Capabilities,
+    DraftContext,
+    Drafter,
+    Proposer,
+    check_needs,
+)
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.stepwise import (
@@ -111,12 +117,7 @@ class Eagle3(Drafter):
                 "found none"
             )
             raise OptionError(msg)
-        if not target.cache.can_compute_features:
-            msg = (
-                f"{self.name}: expected a target in one process, found one on several; load it "
-                "without workers"
-            )
-            raise OptionError(msg)
+        check_needs(self.name, Eagle3Proposer.capabilities, target)
 
         def load_runner() -> EagleRunner:
             head = load_head(self.name, folder, target.decoder, self.weights)
@@ -124,9 +125,9 @@ class Eagle3(Drafter):
                 _check_target(self.name, folder, head, target)
             return EagleRunner(target, head)
 
-        return Eagle3Proposer(
-            self, target.load_shared(folder, self.name, self.weights, load=load_runner)
-        )
+        models = target.loaded_models
+        runner = models.get_or_load(folder, self.name, self.weights, load=load_runner)
+        return Eagle3Proposer(self, runner)
 
 
 @known_keywords
@@ -153,7 +154,7 @@ class Mtp(Eagle3):
 class Eagle3Proposer(Proposer[DraftCache]):
     """Proposes chains or trees; ``runner`` runs the head."""
 
-    capabilities = Capabilities(observes_all_steps=False)
+    capabilities = Capabilities(computes_features=True, observes_all_steps=False)
 
     def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
         self.options = options

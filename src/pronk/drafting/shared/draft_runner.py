@@ -48,7 +48,7 @@ def make_draft_entry(
     prompt_length = len(cache.tokens) or logits_nodes.start + 1
     # The last token's row may be needed again: see :meth:`DraftCache.align`.
     num_final = max(0, cache.num_final - 1)
-    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_final, num_computed)
+    return BatchEntry(cache.block_table, tree, logits_nodes, prompt_length, num_computed, num_final)
 
 
 class DraftRunner:
@@ -65,6 +65,7 @@ class DraftRunner:
             them.
         keeps_drafts: whether the rows of accepted draft tokens are used for the text. False if they
             can differ from those that the model computes for the text; then they are run again.
+        kv_layers: numbers (from 1) of the target's layers whose keys and values the model reads.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class DraftRunner:
         *,
         max_unread: int | None = MAX_UNREAD,
         keeps_drafts: bool = True,
+        kv_layers: tuple[int, ...] = (),
         make_entry: MakeEntry = make_draft_entry,
     ) -> None:
         self.runner = runner
@@ -86,6 +88,7 @@ class DraftRunner:
         self.context_length = runner.decoder.config.context
         self.max_unread = max_unread
         self.keeps_drafts = keeps_drafts
+        self.kv_layers = kv_layers
         self._make_entry = make_entry
 
     def make_cache(self) -> DraftCache:

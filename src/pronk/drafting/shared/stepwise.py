@@ -1,7 +1,8 @@
 """Functions for drafters that draft token by token.
 
-A chain ends where the next token would cost more time than it saves
-(:meth:`.DraftPlan.extends`). With ``budget="all"`` a chain has all its tokens.
+A chain ends where the next token would cost more time than it saves: the planner's rule
+(:meth:`.DraftPlan.extends`), which is asked before each token. With ``budget="all"`` a chain has
+all its tokens. A drafter's own rule may end a chain earlier.
 
 *Scoring the history* learns acceptance rates without draft tokens: one forward pass of the
 drafter's model over tokens of the text that it has not read gives its choice after each of them,

@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pronk import OptionError, TokenTree
+from pronk import TokenTree
 from pronk.backends import BatchEntry, ModelRunner
 from pronk.base import known_keywords
 from pronk.drafting import (
+    Capabilities,
     DraftCache,
     DraftContext,
     DraftRunner,
     ModelDrafter,
     Target,
     Translation,
+    check_needs,
     open_pool,
 )
 from pronk.lab.drafters.modules.files import read_trained_drafter
@@ -81,15 +83,14 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
     The model runs over the whole prompt, because its positions are those of the target, and a small
     model is fast. Raises OptionError if the target is split over processes.
     """
-    if target.is_split:
-        found = "found it split; use parallel='tree'"
-        msg = f"{options.name}: expected the target's whole KV cache in one process, {found}"
-        raise OptionError(msg)
     trained = read_trained_drafter(options.name, options.model, default_folder, target)
+    shape = trained.make_shape(GlideShape)
+    kv_layers = trained.make_checked(lambda: shape.cache_layers(target.decoder.config))
+    check_needs(options.name, Capabilities(kv_layers=kv_layers), target)
 
     def load_runner() -> DraftRunner:
-        module = trained.load(target, trained.make_shape(GlideShape), GlideDecoder)
-        read_caches = [target.cache] if module.cache_layers else []
+        module = trained.load(target, shape, GlideDecoder)
+        read_caches = [target.cache] if kv_layers else []
         runner = ModelRunner(
             module, open_pool(target, module.config), read_caches, clock=target.clock
         )
@@ -102,7 +103,8 @@ def open_glide(options: ModelDrafter, default_folder: str, target: Target) -> Dr
             relative_size,
             max_unread=None,
             keeps_drafts=len(module.layers) == 1,
+            kv_layers=kv_layers,
             make_entry=make_glide_entry,
         )
 
-    return target.load_shared(trained.folder, options.name, load=load_runner)
+    return target.loaded_models.get_or_load(trained.folder, options.name, load=load_runner)

@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 
 from pronk import Drafter, Proposer, TokenTree
-from pronk.backends import BatchEntry, BlockTable, ForwardBatch, ModelRunner, Program
+from pronk.backends import BatchEntry, BlockTable, ForwardBatch, Program
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer, check_number, check_path
@@ -80,7 +80,7 @@ class EarlyExit:
         self.target = target
         self.adapter = adapter
         self.exit_layer = adapter.shape.exit_layer
-        self.runner = target.runner or ModelRunner(target.decoder, target.cache)
+        self.runner = target.runner
         has_attention = adapter.shape.has_attention
         self.module = (
             ModuleRunner(target, adapter.config, adapter.compile_part) if has_attention else None
@@ -203,18 +203,20 @@ class Kangaroo(Drafter):
             shape = trained.make_shape(KangarooShape)
             return EarlyExit(target, trained.load(target, shape, KangarooAdapter))
 
-        early_exit = target.load_shared(trained.folder, self.name, load=load_early_exit)
+        models = target.loaded_models
+        early_exit = models.get_or_load(trained.folder, self.name, load=load_early_exit)
         return KangarooProposer(self, early_exit)
 
 
 class KangarooProposer(Proposer[DraftCache | None]):
     """Proposes the chains that ``early_exit`` drafts with the target's first layers."""
 
-    capabilities = Capabilities(observes_all_steps=False)
-
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
         self.options = options
         self.early_exit = early_exit
+        self.capabilities = Capabilities(
+            first_layers=early_exit.exit_layer, observes_all_steps=False
+        )
         self.name = options.name
         self.target = early_exit.target
         self.models = (early_exit,)

@@ -74,7 +74,7 @@ class Medusa(Drafter):
         trained = read_trained_drafter(self.name, self.model, _DEFAULT_FOLDER, target)
         shape = trained.make_shape(MedusaShape)
         paths = main_chain_first(self._choose_paths(trained, shape))
-        heads = target.load_shared(
+        heads = target.loaded_models.get_or_load(
             trained.folder, self.name, load=lambda: trained.load(target, shape, MedusaHeads)
         )
         return MedusaProposer(self, heads, paths, target)

@@ -140,7 +140,7 @@ class MultiToken(Drafter):
         def load_runner() -> _HeadsRunner:
             return _HeadsRunner(target, trained.load(target, shape, MultiTokenHeads))
 
-        runner = target.load_shared(trained.folder, self.name, load=load_runner)
+        runner = target.loaded_models.get_or_load(trained.folder, self.name, load=load_runner)
         return MultiTokenProposer(self, runner)
 
     def as_chains(self) -> Self:

@@ -40,6 +40,7 @@ from pronk.drafting import (
     TokenView,
     Trie,
     bind_proposer,
+    call_propose,
 )
 from pronk.lab.drafters.cached_tree import CachedTree, compute_new_nodes
 
@@ -289,7 +290,7 @@ class StagedProposer(Proposer[States]):
         with ExitStack() as stack:
             for context, path in zip(smaller_contexts, paths, strict=True):
                 stack.enter_context(context.sampler.after(path))
-            proposals = self.smaller_proposer.propose(smaller_contexts)
+            proposals = call_propose(self.smaller_proposer, smaller_contexts)
         for search, tree in zip(searches, proposals, strict=True):
             # For each node of ``tree``: its index in the cached tree, or ``None``.
             cached_nodes: list[int | None] = [search.pending_cached_node]

@@ -182,6 +182,10 @@ class WindowTuner:
     ``other_tokens`` that of all other tokens, and ``seconds`` the duration of a forward pass with
     the window. The next larger size is assumed to double ``window_tokens``. One tuner serves all
     requests of a proposer.
+
+    The rule is the planner's, the most expected tokens per second (:mod:`pronk.drafting.planner`),
+    applied to whole windows: their rows cannot be dropped one by one. The planner decides as for
+    any drafter whether a window is proposed.
     """
 
     index: int = 0  # index of the current size in WINDOW_SIZES

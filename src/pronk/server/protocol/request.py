@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from itertools import islice
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, get_args
 
 from pydantic import (
@@ -19,10 +20,12 @@ from pydantic import (
     PrivateAttr,
     Tag,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from pronk import Completion, Guide, GuideError, OptionError, Piece, PronkError, SamplingParams
 from pronk.base import SMALL_JOB, count_text, declared_options
@@ -140,10 +143,15 @@ def _as_written(error: ValidationError, written: Mapping[str, Path]) -> Validati
         if location:
             first, *inner = location
             location = (*written.get(str(first), (first,)), *inner)
-        context = {**problem.get("ctx", {}), "message": problem["msg"]}
-        kind = PydanticCustomError(problem["type"], "{message}", context)
-        problems.append({"type": kind, "loc": location, "input": problem["input"]})
+        problems.append(_at(problem, location))
     return ValidationError.from_exception_data(error.title, problems)
+
+
+def _at(problem: ErrorDetails, location: tuple[str | int, ...]) -> InitErrorDetails:
+    """Return a problem that pydantic has reported, at another location."""
+    context = {**problem.get("ctx", {}), "message": problem["msg"]}
+    kind = PydanticCustomError(problem["type"], "{message}", context)
+    return {"type": kind, "loc": location, "input": problem["input"]}
 
 
 def _report(value: Any, path: str) -> Iterator[str]:
@@ -197,12 +205,52 @@ def check_encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(check_encodable)]
 # With fail_fast, a list of a million wrong elements raises one error, not a million.
 Texts = Annotated[list[Text], Field(fail_fast=True)]
-# Maximum number of token ids of one prompt. Pydantic checks a list in one call, in which no other
-# thread runs; a million ids take 40 ms.
-MAX_IDS = 2**20
+MAX_IDS = 2**20  # maximum number of token ids of one prompt
+# Number of token ids or biases that one call of pydantic checks, in which no other thread runs. A
+# call takes a millisecond; one for 2**20 ids would take 40 ms, and 300 ms on a busy machine.
+_PART = 2**14
+
+
+def _check_ids_in_parts(ids: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check the length of a list of token ids, and then its parts, so that other threads go on."""
+    if not isinstance(ids, list) or len(ids) <= _PART:
+        return check(ids)
+    if len(ids) > MAX_IDS:
+        sizes = {"field_type": "List", "max_length": MAX_IDS, "actual_length": len(ids)}
+        raise PydanticKnownError("too_long", sizes)
+    for start in range(0, len(ids), _PART):
+        try:
+            check(ids[start : start + _PART])
+        except ValidationError as error:
+            raise _at_later_index(error, start) from error
+    return ids
+
+
+def _check_biases_in_parts(biases: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check the parts of a ``logit_bias``, so that other threads go on."""
+    if not isinstance(biases, dict) or len(biases) <= _PART:
+        return check(biases)
+    checked = dict[str, float]()
+    items = iter(biases.items())
+    while part := dict(islice(items, _PART)):
+        checked |= check(part)
+    return checked
+
+
+def _at_later_index(error: ValidationError, start: int) -> ValidationError:
+    """Return pydantic's error about a part of a list, with the indices of the whole list."""
+    problems = list[InitErrorDetails]()
+    for problem in error.errors(include_url=False):
+        index, *inner = problem["loc"]
+        problems.append(_at(problem, (start + int(index), *inner)))
+    return ValidationError.from_exception_data(error.title, problems)
+
+
 # Token ids of one prompt.
 Ids = Annotated[
-    list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(fail_fast=True, max_length=MAX_IDS)
+    list[Annotated[int, Field(ge=-(2**63), lt=2**63)]],
+    Field(fail_fast=True, max_length=MAX_IDS),
+    WrapValidator(_check_ids_in_parts),
 ]
 
 
@@ -307,7 +355,7 @@ class TextRequest(RequestBody):
     presence_penalty: float | None = _sampling_field("presence_penalty")
     frequency_penalty: float | None = _sampling_field("frequency_penalty")
     repetition_penalty: float | None = _sampling_field("repetition_penalty")
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], WrapValidator(_check_biases_in_parts)] | None = None
     min_tokens: int | None = _sampling_field("min_tokens")
     ignore_eos: bool | None = None
     stream: bool | None = None

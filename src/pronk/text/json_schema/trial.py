@@ -28,10 +28,12 @@ LIMITS: Mapping[str, Any] = {
 }
 # Maximum characters of a grammar that is compiled without a previous trial in a child process.
 MAX_UNTRIED_CHARS = 2**12
-TIMEOUT = 10.0  # seconds after which a child process is killed
-# Maximum seconds of processor time in the child process for compilation, first mask and first
-# forced tokens. The time of loading the tokenizer is not included. => return whether llguidance
-# accepts it.
+# Seconds from the start of the child process until it is killed and the grammar is refused. The
+# limit is larger than MAX_SECONDS, because the child process also starts Python, loads the
+# tokenizer, and waits for busy processors.
+TIMEOUT = 10.0
+# Maximum seconds of processor time for compilation, first mask and first forced tokens, without the
+# time of loading the tokenizer.
 MAX_SECONDS = 2.0
 _CACHE_SIZE = 2048  # number of schemas for which it is cached whether llguidance accepts them
 BYTES = "byte"  # tokenizer whose tokens are single bytes, by its name in llguidance
@@ -57,7 +59,8 @@ def try_in_child(
         stop_token_ids: tokens that end a text; by default, those of the tokenizer.
 
     Raises:
-        GuideError: the compilation takes too long or crashes.
+        GuideError: the compilation takes more than ``MAX_SECONDS`` of processor time, the child
+            process takes more than ``TIMEOUT``, or it crashes.
     """
     request = {
         "grammar": grammar,
@@ -74,23 +77,26 @@ def try_in_child(
             timeout=TIMEOUT,
             check=False,
         )
-        result = json.loads(process.stdout) if process.returncode == 0 else None
     except subprocess.TimeoutExpired:
-        result = {"seconds": TIMEOUT, "accepted": False}
-    if result is None:
+        raise _too_slow() from None
+    if process.returncode != 0:
         msg = (
             "guide: expected one that can be compiled, found chains of rules or references that "
             "are too long"
         )
         raise GuideError(msg)
+    result = json.loads(process.stdout)
     if result["seconds"] > MAX_SECONDS:
-        limit = f"{MAX_SECONDS:g} s"
-        msg = (
-            f"guide: expected one that is compiled within {limit}, found one that takes longer; "
-            "make it simpler"
-        )
-        raise GuideError(msg)
+        raise _too_slow()
     return bool(result["accepted"])
+
+
+def _too_slow() -> GuideError:
+    msg = (
+        f"guide: expected one that is compiled within {MAX_SECONDS:g} s, found one that takes "
+        "longer; make it simpler"
+    )
+    return GuideError(msg)
 
 
 def accepts(schema: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ Rows interact only in the attention, which the caller passes as a function :clas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -282,12 +283,11 @@ class Rotations:
         """
         if self._table.config is None:
             return None
-        cos, sin = self._look_up(positions).to(dtype)[:, None].unbind(2)
+        cos, sin = self.look_up(positions).to(dtype)[:, None].unbind(2)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _look_up(self, positions: Tensor) -> Tensor:
-        """Return cosines and sines for ``positions``, float32 ``[rows, 2, head_dim / 2]``."""
+    def look_up(self, positions: Tensor) -> Tensor:
+        """Return the cosines and sines of the positions, float32 ``[rows, 2, head_dim / 2]``."""
         stop = int(positions.max()) + 1
         device = positions.device
         table = self._table
@@ -298,6 +298,25 @@ class Rotations:
                 entries = table.up_to(stop)
             self._entries[device] = to_tensor(entries).to(device)
         return self._entries[device][positions]
+
+
+def maybe_compile(function: Callable[..., Tensor], *, compiles: bool) -> Callable[..., Tensor]:
+    """Return ``function``, compiled with ``torch.compile`` if ``compiles`` is set."""
+    if not compiles:
+        return function
+    _keep_tables_out_of_compiled_code()
+    return torch.compile(function)
+
+
+@cache
+def _keep_tables_out_of_compiled_code() -> None:
+    """Let compiled functions look up rotations as plain Python.
+
+    The tables grow with the positions, so that the compiler would compile the code again and again.
+    A decorator at the function would do the same, but every process that imports this module would
+    import the compiler, which takes a second.
+    """
+    Rotations.look_up = torch.compiler.disable(Rotations.look_up)  # type: ignore[method-assign]
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,640 @@
+"""Speed and memory of models that cannot be downloaded: known shapes with random weights.
+
+    python benchmarks/shapes.py write qwen3.5-0.8b build/shapes
+    python benchmarks/shapes.py measure qwen3.5-0.8b build/shapes
+    python benchmarks/shapes.py measure qwen3.5-4b build/shapes --llama-bench PATH/llama-bench
+
+``write`` writes a GGUF file with the sizes of a published model and random Q4_K blocks, the same
+ones in every run, and beside it a dense model of Qwen3's layout with as many products per token and
+as much attention. The files are good for speed and memory only: the text is noise, and figures of
+acceptance mean nothing. The tokenizer is that of another GGUF file (``--tokenizer``), which also
+decides the size of the vocabulary; ``--vocab`` adds unused tokens, up to that of the original.
+
+``measure`` writes missing files first. Each model has a process of its own, and waits while another
+one is measured. A round measures everything once:
+
+    bandwidth   bytes per second of reading memory on all threads
+    floor       bytes that a token reads, as stored in the file, and its states, over the bandwidth
+    plain       seconds per token of plain decoding
+    rows        passes over 1 to 16 rows, of which all are accepted: the next pass replays them
+    prompt      products per second of a prompt, compared with the dense model's
+    memory      peak of the process
+
+Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFValueType
+from numpy.typing import NDArray
+
+ROWS = (1, 2, 4, 8, 16)
+CONTEXT = 200  # tokens before the rows of a pass
+PROMPT = 16  # tokens of the prompt before plain decoding
+TOKENS = 48  # tokens of plain decoding
+KINDS = ("plain", "passes", "prompt")  # what is measured of each model in a round
+PAUSE = 0.05  # seconds after which the threads of the process measured before sleep
+TOKENIZER = "smollm2"
+BLOCK = 256  # weights of a Q4_K block
+BLOCK_BYTES = 144
+HEAD_DIM = 128  # of the dense model
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a file.
+
+    Attributes:
+        name: name in the GGUF file.
+        shape: rows and columns, or the size of a vector.
+        mean: mean of a tensor in float32.
+        spread: standard deviation of a tensor in float32; ``None``: random Q4_K blocks.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    mean: float = 0.0
+    spread: float | None = None
+
+
+def matrix(name: str, rows: int, columns: int) -> Tensor:
+    assert columns % BLOCK == 0, f"{name}: expected a multiple of {BLOCK} columns, found {columns}"
+    return Tensor(f"{name}.weight", (rows, columns))
+
+
+def gains(name: str, size: int) -> Tensor:
+    return Tensor(f"{name}.weight", (size,), 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense model of Qwen3's layout."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    tied: bool = True
+
+    arch = "qwen3"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return {
+            "context_length": 32768,
+            "embedding_length": self.hidden,
+            "block_count": self.layers,
+            "feed_forward_length": self.width,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 1e6,
+        }
+
+    def tensors(self, vocab: int) -> Iterator[Tensor]:
+        """Yield all tensors in the order of the file."""
+        yield matrix("token_embd", vocab, self.hidden)
+        yield gains("output_norm", self.hidden)
+        if not self.tied:
+            yield matrix("output", vocab, self.hidden)
+        for layer in range(self.layers):
+            yield from self.layer(layer, f"blk.{layer}.")
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:  # noqa: ARG002 - for subclasses
+        """Yield the tensors of a layer (from 0); in a dense model, all layers are alike."""
+        yield gains(f"{blk}attn_norm", self.hidden)
+        yield gains(f"{blk}ffn_norm", self.hidden)
+        yield from self.attention(blk, self.heads * self.head_dim)
+        yield from self.mlp(blk)
+
+    def attention(self, blk: str, query_rows: int) -> Iterator[Tensor]:
+        """Yield the tensors of attention; ``query_rows`` is the number of the query's outputs."""
+        kv_size = self.kv_heads * self.head_dim
+        yield matrix(f"{blk}attn_q", query_rows, self.hidden)
+        yield matrix(f"{blk}attn_k", kv_size, self.hidden)
+        yield matrix(f"{blk}attn_v", kv_size, self.hidden)
+        yield matrix(f"{blk}attn_output", self.hidden, self.heads * self.head_dim)
+        yield gains(f"{blk}attn_q_norm", self.head_dim)
+        yield gains(f"{blk}attn_k_norm", self.head_dim)
+
+    def mlp(self, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of an MLP."""
+        yield matrix(f"{blk}ffn_gate", self.width, self.hidden)
+        yield matrix(f"{blk}ffn_up", self.width, self.hidden)
+        yield matrix(f"{blk}ffn_down", self.hidden, self.width)
+
+    def products(self) -> int:
+        """Return the products per token with the matrices of all layers, the LM head excluded."""
+        every = [each for each in self.tensors(0) if each.name.startswith("blk.")]
+        return sum(each.shape[0] * each.shape[1] for each in every if len(each.shape) == 2)
+
+    def attention_sizes(self) -> tuple[float, float]:
+        """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
+        return self.heads * self.head_dim, self.kv_heads * self.head_dim
+
+    def state_bytes(self) -> int:
+        """Return the bytes of a text's states, which a token reads: a dense model has none."""
+        return 0
+
+
+@dataclass(frozen=True)
+class GatedDelta(Dense):
+    """Qwen3.5: three layers of Gated DeltaNet, then one of gated attention."""
+
+    key_heads: int = 16
+    value_heads: int = 16
+    key_dim: int = 128
+    value_dim: int = 128
+    taps: int = 4
+
+    arch = "qwen35"
+    interval = 4
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return super().keys() | {
+            "rope.freq_base": 1e7,
+            "rope.dimension_count": self.head_dim // 4,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "full_attention_interval": self.interval,
+            "ssm.conv_kernel": self.taps,
+            "ssm.state_size": self.key_dim,
+            "ssm.group_count": self.key_heads,
+            "ssm.time_step_rank": self.value_heads,
+            "ssm.inner_size": self.outputs,
+        }
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Number of inputs of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.outputs
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        yield gains(f"{blk}attn_norm", self.hidden)
+        yield gains(f"{blk}post_attention_norm", self.hidden)
+        if layer % self.interval == self.interval - 1:
+            # each head's query and gate
+            yield from self.attention(blk, 2 * self.heads * self.head_dim)
+        else:
+            yield from self.recurrence(blk)
+        yield from self.mlp(blk)
+
+    def recurrence(self, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a recurrent layer."""
+        heads = self.value_heads
+        yield matrix(f"{blk}attn_qkv", self.channels, self.hidden)
+        yield matrix(f"{blk}attn_gate", self.outputs, self.hidden)
+        yield Tensor(f"{blk}ssm_beta.weight", (heads, self.hidden), 0.0, self.hidden**-0.5)
+        yield Tensor(f"{blk}ssm_alpha.weight", (heads, self.hidden), 0.0, self.hidden**-0.5)
+        yield Tensor(f"{blk}ssm_a", (heads,), -1.5, 0.3)
+        yield Tensor(f"{blk}ssm_dt.bias", (heads,), -2.0, 1.0)
+        yield Tensor(f"{blk}ssm_conv1d.weight", (self.channels, self.taps), 0.0, 0.5)
+        yield gains(f"{blk}ssm_norm", self.value_dim)
+        yield matrix(f"{blk}ssm_out", self.hidden, self.outputs)
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return self.layers // self.interval
+
+    def attention_sizes(self) -> tuple[float, float]:
+        """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
+        share = self.attention_layers / self.layers
+        return share * self.heads * self.head_dim, share * self.kv_heads * self.head_dim
+
+    def state_bytes(self) -> int:
+        """Return the bytes of a text's states and convolutions, which a token reads."""
+        state = self.outputs * self.key_dim
+        inputs = (self.taps - 1) * self.channels
+        return 4 * (self.layers - self.attention_layers) * (state + inputs)
+
+
+SHAPES: dict[str, Dense] = {
+    "qwen3.5-0.8b": GatedDelta(1024, 24, 8, 2, 256, 3584),
+    "qwen3.5-4b": GatedDelta(2560, 32, 16, 4, 256, 9216, value_heads=32),
+}
+
+
+def dense_like(shape: Dense) -> Dense:
+    """Return a dense model with about as many products, and as much attention, as another model.
+
+    Products that attention does not have are those of a wider MLP.
+    """
+    query_size, kv_size = shape.attention_sizes()
+    # Two heads have the width of a block.
+    heads = 2 * max(1, round(query_size / HEAD_DIM / 2))
+    kv_heads = max(1, round(kv_size / HEAD_DIM))
+    while heads % kv_heads:
+        kv_heads -= 1
+    in_attention = 2 * (heads + kv_heads) * HEAD_DIM
+    rows = shape.products() / shape.layers / shape.hidden
+    width = BLOCK * round((rows - in_attention) / 3 / BLOCK)
+    return Dense(shape.hidden, shape.layers, heads, kv_heads, HEAD_DIM, width, shape.tied)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("write", "measure"):
+        command = commands.add_parser(name)
+        command.add_argument("shape", choices=SHAPES)
+        command.add_argument("folder", type=Path, help="folder of the files, outside of git")
+        command.add_argument(
+            "--tokenizer",
+            default=TOKENIZER,
+            help=f"GGUF file, or name of a model, whose tokenizer is copied; default: {TOKENIZER}",
+        )
+        command.add_argument(
+            "--vocab", type=int, help="size of the vocabulary; default: that of the tokenizer"
+        )
+        if name == "measure":
+            command.add_argument("--threads", type=int, default=2)
+            command.add_argument("--rounds", type=int, default=10)
+            command.add_argument("--prompt", type=int, default=700, help="tokens of the prompt")
+            command.add_argument(
+                "--llama-bench", type=Path, help="llama.cpp's program, measured beside pronk"
+            )
+    options = parser.parse_args()
+    files = write_both(options.shape, options.folder, options.tokenizer, options.vocab)
+    if options.command == "measure":
+        measure(options, files)
+
+
+def write_both(name: str, folder: Path, tokenizer: str, vocab: int | None) -> dict[str, Path]:
+    """Write the files of a shape and of its dense model, if they are missing; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix = "" if vocab is None else f"-{vocab}"
+    shapes = {name: SHAPES[name], f"{name}-dense": dense_like(SHAPES[name])}
+    files = {each: folder / f"{each}{suffix}.gguf" for each in shapes}
+    for each, path in files.items():
+        if not path.exists():
+            write(shapes[each], each, path, tokenizer_file(tokenizer), vocab)
+    return files
+
+
+def tokenizer_file(name: str) -> Path:
+    """Return the GGUF file of a name or path."""
+    from pronk.models.resolve import resolve_model  # noqa: PLC0415 - ``write`` needs it once
+
+    path = Path(name) if Path(name).is_file() else resolve_model(name)
+    if path.suffix != ".gguf":
+        sys.exit(f"--tokenizer: expected a GGUF file, found {path}")
+    return path
+
+
+def write(shape: Dense, name: str, path: Path, tokenizer: Path, vocab: int | None) -> None:
+    """Write a GGUF file of a shape; the path exists only once the file is complete."""
+    partial = path.with_suffix(".partial")
+    writer = gguf.GGUFWriter(partial, shape.arch)
+    writer.add_name(f"{name}-random")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    for key, value in shape.keys().items():
+        add_value(writer, f"{shape.arch}.{key}", value)
+    tensors = [*shape.tensors(copy_tokenizer(writer, tokenizer, vocab))]
+    total = 0
+    for tensor in tensors:
+        nbytes = stored_bytes(tensor)
+        total += nbytes
+        if tensor.spread is not None:
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), nbytes)
+            continue
+        rows, columns = tensor.shape
+        in_bytes = (rows, columns // BLOCK * BLOCK_BYTES)
+        writer.add_tensor_info(tensor.name, in_bytes, np.dtype(np.uint8), nbytes, Type.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    done = 0
+    for number, tensor in enumerate(tensors):
+        writer.write_tensor_data(make_data(tensor, number))
+        done += stored_bytes(tensor)
+        percent = 100 * done // total
+        print(f"\r{path.name}: {percent} % of {total / 1e6:.0f} MB", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    writer.close()
+    partial.rename(path)
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a number or an array of metadata."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab: int | None) -> int:
+    """Copy the tokenizer of a file; return the number of tokens, with unused ones up to ``vocab``.
+
+    Raises:
+        SystemExit: ``vocab`` is less than the tokenizer's.
+    """
+    fields = gguf.GGUFReader(source).fields
+    tokens = len(fields["tokenizer.ggml.tokens"].data)
+    unused = 0 if vocab is None else vocab - tokens
+    if unused < 0:
+        sys.exit(f"--vocab: expected at least the {tokens} of the tokenizer, found {vocab}")
+    padding: dict[str, list[Any]] = {
+        "tokenizer.ggml.tokens": [f"[PAD{tokens + i}]" for i in range(unused)],
+        "tokenizer.ggml.token_type": [int(gguf.TokenType.UNUSED)] * unused,
+        "tokenizer.ggml.scores": [0.0] * unused,
+    }
+    for key, each in fields.items():
+        if not key.startswith("tokenizer."):
+            continue
+        value = each.contents()
+        if each.types[0] == GGUFValueType.ARRAY:
+            writer.add_array(key, [*value, *padding.get(key, [])])
+        else:
+            writer.add_key_value(key, value, each.types[0])
+    return tokens + unused
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in the file."""
+    if tensor.spread is not None:
+        return 4 * int(np.prod(tensor.shape))
+    rows, columns = tensor.shape
+    return rows * columns // BLOCK * BLOCK_BYTES
+
+
+def make_data(tensor: Tensor, seed: int) -> NDArray[Any]:
+    """Return the values of a tensor: float32, or Q4_K blocks as uint8 ``[rows, bytes]``.
+
+    The product of a matrix with a row keeps the scale of the row.
+    """
+    dice = np.random.default_rng(seed)
+    if tensor.spread is not None:
+        values = tensor.mean + tensor.spread * dice.standard_normal(tensor.shape)
+        return values.astype(np.float32)
+    rows, columns = tensor.shape
+    blocks = dice.integers(0, 256, (rows, columns // BLOCK, BLOCK_BYTES), dtype=np.uint8)
+    # A weight is d · 32 · q - dmin · 32 with codes q of 0 to 15, whose standard deviation is 4.6.
+    # The bytes 4 to 16 hold eight scales and eight minima, here all 32.
+    step = columns**-0.5 / 4.6
+    blocks[..., 0:2] = as_bytes(step / 32)
+    blocks[..., 2:4] = as_bytes(7.5 * step / 32)
+    blocks[..., 4:12] = 0xA0
+    blocks[..., 12:16] = 0
+    return blocks.reshape(rows, -1)
+
+
+def as_bytes(value: float) -> NDArray[np.uint8]:
+    """Return the two bytes of a float16."""
+    return np.frombuffer(np.float16(value).tobytes(), np.uint8)
+
+
+# A request to a process: what to measure, and the number of tokens or rows.
+Request = tuple[str, int]
+
+
+def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
+    """Load a model, and answer requests for measurements until ``None``.
+
+    This is the work of a process of :class:`Models`.
+    """
+    from pronk import LLM, SamplingParams  # noqa: PLC0415 - only these processes need it
+    from pronk.cache.blocks import BlockTable  # noqa: PLC0415
+    from pronk.lab.bench.machine import (  # noqa: PLC0415
+        BandwidthMeter,
+        PeakMemory,
+        describe_hardware,
+    )
+    from pronk.models.decoder import forward_weights  # noqa: PLC0415
+    from pronk.models.forward_batch import BatchEntry, ForwardBatch  # noqa: PLC0415
+    from pronk.sampling.tree import TokenTree  # noqa: PLC0415
+
+    llm = LLM(path, threads=threads, context=context, max_batch=1, prefix_cache=False)
+    runner = llm.engine.runner
+    size = forward_weights(runner.decoder)
+    meter: BandwidthMeter | None = None
+    dice = random.Random(0)
+    table = BlockTable()
+
+    def draw(count: int) -> list[int]:
+        return [dice.randrange(1, llm.config.vocab_size) for _ in range(count)]
+
+    def forward(rows: int, num_final: int = 0) -> float:
+        """Compute rows after those of ``table``, and accept them all; return the seconds."""
+        llm.engine.cache.prepare(table, table.length + rows)
+        tree = TokenTree.chain(draw(rows))
+        entry = BatchEntry(table, tree, range(rows), 0, num_final)
+        began = perf_counter()
+        runner.forward(ForwardBatch([entry]))
+        seconds = perf_counter() - began
+        llm.engine.cache.commit_slots(table, range(rows))
+        return seconds
+
+    def answer(kind: str, count: int) -> Any:
+        nonlocal meter
+        if kind == "bandwidth":
+            meter = meter or BandwidthMeter(runner.decoder.backend)
+            return meter.measure()
+        if kind == "memory":
+            return PeakMemory("cpu", 0 if meter is None else meter.nbytes).read()
+        if kind == "passes":
+            forward(CONTEXT, CONTEXT)
+            seconds = [forward(rows) for rows in ROWS]
+            llm.engine.cache.release(table)
+            return seconds
+        params = SamplingParams(max_tokens=1 if kind == "prompt" else TOKENS, ignore_eos=True)
+        stats = llm.generate(draw(count), params, drafter="autoregressive").stats
+        if kind == "prompt":
+            return stats.ttft
+        clocks = [step.clock for step in stats.steps]
+        return (clocks[-1] - clocks[0]) / (len(clocks) - 1)
+
+    pipe.send(
+        {
+            "floor_bytes": size.floor_bytes,
+            "packed_bytes": size.nbytes,
+            "kernels": llm.kernels,
+            **describe_hardware("cpu"),
+        }
+    )
+    while (request := pipe.recv()) is not None:
+        sleep(PAUSE)
+        pipe.send(answer(*request))
+
+
+class Models:
+    """One process per model, measured one after the other."""
+
+    def __init__(self, files: Mapping[str, Path], threads: int, context: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipes: dict[str, Connection] = {}
+        self.about: dict[str, Any] = {}
+        for name, path in files.items():
+            ours, theirs = spawn.Pipe()
+            arguments = (str(path), threads, context, theirs)
+            spawn.Process(target=serve, args=arguments, daemon=True).start()
+            theirs.close()  # so that the end of the process ends a wait for its answer
+            self.pipes[name] = ours
+            self.about[name] = ours.recv()
+
+    def measure(self, name: str, kind: str, count: int = 0) -> Any:
+        """Return a measurement of a model; see :func:`serve`."""
+        self.pipes[name].send((kind, count))
+        return self.pipes[name].recv()
+
+    def close(self) -> None:
+        """Stop the processes."""
+        for pipe in self.pipes.values():
+            pipe.send(None)
+
+
+def run_llama_bench(program: Path, path: Path, threads: int, prompt: int) -> dict[str, float]:
+    """Return llama.cpp's seconds per token, seconds of a prompt, and peak memory of its process."""
+    words = [str(program), "-m", str(path), "-t", str(threads), "-p", str(prompt)]
+    words += ["-n", str(TOKENS), "-r", "1", "-fa", "1", "-o", "json"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: S603
+    assert child.stdout is not None
+    text = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"--llama-bench: expected exit status 0, found {child.returncode}; run {words}")
+    runs = {bool(run["n_gen"]): run["avg_ns"] / 1e9 for run in json.loads(text)}
+    # Linux counts in KiB.
+    return {"plain": runs[True] / TOKENS, "prompt": runs[False], "memory": usage.ru_maxrss * 1024.0}
+
+
+def measure(options: argparse.Namespace, files: Mapping[str, Path]) -> None:
+    """Measure a shape and its dense model in turns, and print all figures."""
+    name = options.shape
+    dense = f"{name}-dense"
+    context = max(CONTEXT + sum(ROWS), PROMPT + TOKENS, options.prompt + 1) + 64
+    models = Models(files, options.threads, context)
+    took: dict[str, list[Any]] = {}
+
+    def take(key: str, value: Any, number: int) -> None:
+        if number:  # the first round warms up
+            took.setdefault(key, []).append(value)
+
+    counts = {"plain": PROMPT, "passes": 0, "prompt": options.prompt}
+    for number in range(options.rounds + 1):
+        take("bandwidth", models.measure(name, "bandwidth"), number)
+        for each in (name, dense):
+            for kind in KINDS:
+                take(f"{each} {kind}", models.measure(each, kind, counts[kind]), number)
+        if options.llama_bench is not None:
+            found = run_llama_bench(
+                options.llama_bench, files[name], options.threads, options.prompt
+            )
+            for kind, value in found.items():
+                take(f"llama.cpp {kind}", value, number)
+    memory = {each: models.measure(each, "memory") for each in (name, dense)}
+    models.close()
+    report = show(options, models.about[name], took, memory)
+    print(json.dumps(report))
+
+
+def show(
+    options: argparse.Namespace,
+    about: Mapping[str, Any],
+    took: Mapping[str, list[Any]],
+    memory: Mapping[str, int | None],
+) -> dict[str, Any]:
+    """Print the figures; return all measurements."""
+    name = options.shape
+    dense = f"{name}-dense"
+    shape = SHAPES[name]
+    states = shape.state_bytes()
+    read = about["floor_bytes"] + states
+    floors = [read / bandwidth for bandwidth in took["bandwidth"]]
+    print(f"{name}, random weights, {about['kernels']}, {options.threads} threads")
+    print(f"{about['processor']}, {options.rounds} rounds")
+    print(f"bandwidth  {median([each / 1e9 for each in took['bandwidth']], 1)} GB/s")
+    weights = f"{about['floor_bytes'] / 1e6:.0f} MB of weights, {states / 1e6:.1f} MB of states"
+    print(f"floor      {median(in_ms(floors), 2)} ms: {weights}")
+    plain = took[f"{name} plain"]
+    multiples = ratios(plain, floors)
+    print(f"plain      {median(in_ms(plain), 2)} ms a token, {median(multiples, 2)} x floor")
+    passes = took[f"{name} passes"]
+    dense_passes = took[f"{dense} passes"]
+    first = [seconds[0] for seconds in passes]
+    dense_first = [seconds[0] for seconds in dense_passes]
+    for number, rows in enumerate(ROWS):
+        each = [seconds[number] for seconds in passes]
+        of_dense = ratios([seconds[number] for seconds in dense_passes], dense_first)
+        times = f"{median(in_ms(each), 2)} ms, {median(ratios(each, first), 2)} x one row"
+        print(f"{rows:2} rows    {times}; dense {median(of_dense, 2)} x")
+    # The LM head multiplies the last row of a prompt only.
+    speeds = {}
+    for each, its_shape in ((name, shape), (dense, dense_like(shape))):
+        products = its_shape.products() * options.prompt / 1e9
+        speeds[each] = [products / seconds for seconds in took[f"{each} prompt"]]
+        rate = options.prompt / statistics.median(took[f"{each} prompt"])
+        label = "prompt  " if each == name else "  dense "
+        print(f"{label}   {median(speeds[each], 0)} GMAC/s, {rate:.0f} tokens/s")
+    compared = ratios(speeds[name], speeds[dense])
+    print(f"           {median(compared, 2)} x the speed of the dense model per product")
+    peaks = {
+        each: "unknown" if peak is None else f"{peak / 1e9:.2f} GB" for each, peak in memory.items()
+    }
+    print(f"memory     {peaks[name]}, dense {peaks[dense]}")
+    if "llama.cpp plain" in took:
+        theirs = took["llama.cpp plain"]
+        prompts = took["llama.cpp prompt"]
+        print(f"llama.cpp  {median(in_ms(theirs), 2)} ms a token, ", end="")
+        print(f"{options.prompt / statistics.median(prompts):.0f} tokens/s of a prompt, ", end="")
+        print(f"{max(took['llama.cpp memory']) / 1e9:.2f} GB")
+        print(f"           plain decoding of pronk is {median(ratios(theirs, plain), 2)} x as fast")
+        own = took[f"{name} prompt"]
+        print(f"           a prompt in pronk is {median(ratios(prompts, own), 2)} x as fast")
+    return {"about": dict(about), "shape": name, "took": dict(took), "memory": dict(memory)}
+
+
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
+def in_ms(seconds: Sequence[float]) -> list[float]:
+    return [1e3 * each for each in seconds]
+
+
+def median(values: Sequence[float], digits: int) -> str:
+    """Return the median, and the 10th and 90th percentiles in brackets."""
+    ordered = sorted(values)
+    low = ordered[round(0.1 * (len(ordered) - 1))]
+    high = ordered[round(0.9 * (len(ordered) - 1))]
+    middle = statistics.median(ordered)
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""``benchmarks/shapes.py`` writes the same file in every run, and measures it."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from checkpoints import MakeCheckpoint
+from recurrent_models import write_gguf
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+SIZES: dict[str, Any] = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64}
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    found = importlib.import_module("shapes")
+    small = found.GatedDelta(
+        **SIZES, width=512, key_heads=2, value_heads=4, key_dim=32, value_dim=64
+    )
+    monkeypatch.setattr(found, "SHAPES", {"small": small})
+    return found
+
+
+@pytest.fixture
+def tokenizer(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    return write_gguf(checkpoint("qwen3_5_text"), tmp_path / "tokenizer.gguf")
+
+
+def run(shapes: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["shapes.py", *words])
+    shapes.main()
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "qwen3.5-4b"])
+def test_the_dense_model_has_as_many_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    shapes = importlib.import_module("shapes")
+    shape = shapes.SHAPES[name]
+    dense = shapes.dense_like(shape)
+    assert abs(dense.products() / shape.products() - 1.0) < 0.03
+    assert dense.attention_sizes() == shape.attention_sizes()
+
+
+def test_files_do_not_depend_on_the_run(
+    shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for folder in ("a", "b"):
+        words = ("write", "small", str(tmp_path / folder), "--tokenizer", str(tokenizer))
+        run(shapes, monkeypatch, *words)
+        texts.append((tmp_path / folder / "small.gguf").read_bytes())
+        assert (tmp_path / folder / "small-dense.gguf").is_file()
+    assert texts[0] == texts[1]
+
+
+def test_unused_tokens(
+    shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("write", "small", str(tmp_path), "--tokenizer", str(tokenizer), "--vocab")
+    run(shapes, monkeypatch, *words, "400")
+    reader = gguf.GGUFReader(tmp_path / "small-400.gguf")
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert len(tokens) == 400
+    assert tokens[-1] == "[PAD399]"
+    (embedding,) = (each for each in reader.tensors if each.name == "token_embd.weight")
+    assert [*embedding.shape] == [256, 400]
+    with pytest.raises(SystemExit, match="--vocab: expected at least the 300 of the tokenizer"):
+        run(shapes, monkeypatch, *words[:2], str(tmp_path / "other"), *words[3:], "100")
+
+
+def test_figures(
+    shapes: Any,
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("measure", "small", str(tmp_path), "--tokenizer", str(tokenizer))
+    run(shapes, monkeypatch, *words, "--rounds", "2", "--prompt", "40", "--threads", "1")
+    lines = capsys.readouterr().out.splitlines()
+    report = json.loads(lines[-1])
+    assert {len(values) for values in report["took"].values()} == {2}
+    assert set(report["took"]) == {
+        "bandwidth",
+        *(f"{name} {kind}" for name in ("small", "small-dense") for kind in shapes.KINDS),
+    }
+    assert all(len(seconds) == 5 for seconds in report["took"]["small passes"])
+    # three layers of 4 states of 32 · 64 numbers, and 3 inputs of 2 · 2 · 32 + 4 · 64 channels
+    assert shapes.SHAPES["small"].state_bytes() == 3 * 4 * (4 * 32 * 64 + 3 * 384)
+    assert any(line.startswith("plain ") and "x floor" in line for line in lines)
