@@ -160,3 +160,23 @@ def test_preempted_requests_store_their_states(server: Server) -> None:
     assert_same([slow], [want])
     assert slow.stats.preemptions == 1
     assert slow.stats.disk_tokens >= 80
+
+
+def test_states_that_are_used_are_evicted_last(server: Server) -> None:
+    """One text is used again and again; the others lose their states, and are read again."""
+    used, *others = [text(seed, 60) for seed in range(20, 30)]
+    num_evicted = 0
+    hits = list[int]()
+    for prompt in (used, *others, *others):
+        for each in (prompt, used):
+            engine = server.start(
+                tiny_decoder(FLOAT32, **RECURRENT), max_bytes=400_000, prefill_chunk=40
+            )
+            request = ask(engine, each, branch=False)
+            server.stores[-1].flush()
+            num_evicted += server.stores[-1].counts.blocks_evicted
+            if each is not used:
+                hits.append(request.stats.disk_tokens)
+        assert request.stats.disk_tokens == 48
+    assert num_evicted > 20
+    assert 0 in hits[len(others) :]

@@ -6,9 +6,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from covering import covering
+from drafting.helpers import within
 from engine.cases import (
     DRAFTERS,
     PROMPTS,
@@ -35,16 +37,22 @@ from engine.test_interruption import PLACES, burning, interrupt, tracking
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.blocks import BlockTable
 from pronk.cache.states import StateCounts
+from pronk.drafting.from_draft.draft_model import ModelProposer
+from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.engine.request import Request
+from pronk.models.cost_model import CostCurve
 from pronk.models.kernel_program import KernelProgram
 from pronk.sampling.params import SamplingParams
+from pronk.sampling.tree import TokenTree
 from tiny_models import (
+    GivenTimes,
     assert_idle,
     make_engine,
     make_request,
     run,
     run_alone,
     samples,
+    text_logits,
     tiny_decoder,
 )
 
@@ -320,3 +328,63 @@ def test_a_draft_model_with_few_updates(updates: int, monkeypatch: pytest.Monkey
         assert_same(got, want)
         if max_tree == 5:
             assert total(got, "accepted") > 0
+
+
+@pytest.mark.parametrize("name", ["chain", "threshold", "auto"])
+def test_a_draft_model_that_skips_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With costs of passes, it reads the last tokens of a long prompt only."""
+    starts = list[int]()
+    begin_at = DraftCache.begin_at
+
+    def begin(cache: DraftCache, start: int) -> None:
+        starts.append(start)
+        begin_at(cache, start)
+
+    monkeypatch.setattr(DraftCache, "begin_at", begin)
+    want = plain(FLOAT32, "repetitive", **RECURRENT)
+    made = engine(costs=CostCurve(1.0, 1e-3, 1e-6), share_prefixes=True)
+    proposer = drafter(DRAFTS[name], want).bind(made.target)
+    for each in within(proposer, ModelProposer):
+        each.draft.relative_size = 0.001
+        each.draft.cost_model = GivenTimes(CostCurve(1e-3, 1e-6, 1e-9))
+    for _ in range(2):
+        got = decode(made, [proposer], "repetitive")
+        assert_same(got, want)
+    assert total(got, "accepted") > 0
+    assert max(starts) > 300
+
+
+def test_logits_of_trees_and_prompts() -> None:
+    """Trees below a prompt, without a request; logits of all rows of a prompt."""
+    decoder = tiny_decoder(FLOAT32, **RECURRENT)
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, 2, 1))
+    paths = {1: (5, 6), 3: (5, 7, 8), 4: (5, 6, 9)}
+    for shares in (False, True):
+        made = engine(share_prefixes=shares, prefill_chunk=40)
+        for prompt in (TURN, TURN[:40]):
+            first, second = made.tree_logits(prompt, [tree, tree])
+            assert np.array_equal(first, second)
+            for node, path in paths.items():
+                expected = text_logits(decoder, [*prompt, *path])
+                assert np.array_equal(first[node], expected[-1])
+        options = SamplingParams(max_tokens=5, prompt_logprobs=3, logprobs=3)
+        got = make_request(TURN, options)
+        run(made, [got])
+        want = run_alone(decoder, TURN, options)
+        assert_same([got], [want])
+        assert got.result.prompt_logprobs == want.result.prompt_logprobs
+        assert_idle(made)
+
+
+def test_logits_of_trees_wait_for_a_state() -> None:
+    made = engine(max_batch=1, state_counts=StateCounts(1, 1, 16))
+    want = run_alone(tiny_decoder(FLOAT32, **RECURRENT), TURN, SamplingParams(max_tokens=9))
+    request = make_request(TURN, SamplingParams(max_tokens=9))
+    made.add(request)
+    made.step()
+    (logits,) = made.tree_logits(TURN[:20], [TokenTree.chain([1])])
+    assert np.array_equal(logits, text_logits(made.target.decoder, [*TURN[:20], 1])[-1:])
+    step_until_ended(made, [request])
+    assert request.output == want.output
+    made.abort(request)
+    assert_idle(made)

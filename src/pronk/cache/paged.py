@@ -479,6 +479,11 @@ class PagedCache:
         return None if self.states is None else self.states.counts.requests
 
     @property
+    def has_free_state(self) -> bool:
+        """Whether another request can get states of recurrent layers, if the model has them."""
+        return self.states is None or self.states.has_free_state
+
+    @property
     def num_free_updates(self) -> int | None:
         """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
         return None if self.states is None else self.states.num_free_updates

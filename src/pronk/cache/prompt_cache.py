@@ -110,10 +110,12 @@ class PromptCache:
         for number in sorted(needed.intersection(table.own_checkpoints)):
             digest = block_table.digests[number - 1]
             (key,) = self._state_keys([digest])
-            slot = states.checkpoints.slot_of(digest)
-            if slot is None or self.store.is_known(key):
+            if self.store.is_known(key):
+                if is_released:
+                    self.store.write([key], {})  # records the use
                 continue
-            if self.store.has_room(states.state_bytes):
+            slot = states.checkpoints.slot_of(digest)
+            if slot is not None and self.store.has_room(states.state_bytes):
                 self.store.write([key], {0: states.read_state(slot)})
 
     def load(
@@ -167,6 +169,7 @@ class PromptCache:
             block_table.length = reached * size
             if reading.state is not None:
                 cache.write_state(block_table, reading.state)
+                self.store.write(self._state_keys(digests[stop - 1 : stop]), {})  # records the use
             cache.cache_blocks(block_table, tokens, salt)
             if begin == start and reached > start:
                 self.num_hits += 1

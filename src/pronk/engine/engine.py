@@ -119,12 +119,12 @@ class Engine:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt.
 
         No request is created. The prompt does not include the roots. Running requests are stepped
-        until enough KV blocks are free. Raises ``CacheFullError`` if the prompt and the largest
-        tree do not fit into the empty KV cache.
+        until enough KV blocks and a state of recurrent layers are free. Raises ``CacheFullError``
+        if the prompt and the largest tree do not fit into the empty KV cache.
         """
         num_blocks = self.scheduler.blocks.max_blocks_for(len(prompt) + max(map(len, trees)))
         with self.lock:
-            while num_blocks > self.cache.allocator.num_free:
+            while num_blocks > self.cache.allocator.num_free or not self.cache.has_free_state:
                 if not (self.scheduler.running or self.scheduler.waiting):
                     msg = (
                         f"choose: expected {num_blocks} free blocks in the KV cache, found fewer; "
