@@ -3,6 +3,7 @@
     python benchmarks/shapes.py write qwen3.5-0.8b build/shapes
     python benchmarks/shapes.py measure qwen3.5-0.8b build/shapes
     python benchmarks/shapes.py measure qwen3.5-4b build/shapes --llama-bench PATH/llama-bench
+    python benchmarks/shapes.py turn qwen3.5-0.8b build/shapes
 
 ``write`` writes a GGUF file with the sizes of a published model and random Q4_K blocks, the same
 ones in every run, and beside it a dense model of Qwen3's layout with as many products per token and
@@ -20,6 +21,10 @@ one is measured. A round measures everything once:
     prompt      products per second of a prompt, compared with the dense model's
     memory      peak of the process
 
+``turn`` measures the second turn of a conversation: seconds to the first token after ``--prompt``
+tokens, an answer and 100 new tokens, in the same process and after a restart with a prompt cache on
+disk, compared with one pass over 100 tokens after a text of that length.
+
 Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON
 object.
 """
@@ -34,6 +39,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -51,6 +57,7 @@ ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 200  # tokens before the rows of a pass
 PROMPT = 16  # tokens of the prompt before plain decoding
 TOKENS = 48  # tokens of plain decoding
+NEW_TOKENS = 100  # tokens that the second turn adds
 KINDS = ("plain", "passes", "prompt")  # what is measured of each model in a round
 PAUSE = 0.05  # seconds after which the threads of the process measured before sleep
 TOKENIZER = "smollm2"
@@ -266,7 +273,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("write", "measure"):
+    for name in ("write", "measure", "turn"):
         command = commands.add_parser(name)
         command.add_argument("shape", choices=SHAPES)
         command.add_argument("folder", type=Path, help="folder of the files, outside of git")
@@ -278,10 +285,12 @@ def main() -> None:
         command.add_argument(
             "--vocab", type=int, help="size of the vocabulary; default: that of the tokenizer"
         )
-        if name == "measure":
+        if name != "write":
+            length = 700 if name == "measure" else 4000
             command.add_argument("--threads", type=int, default=2)
             command.add_argument("--rounds", type=int, default=10)
-            command.add_argument("--prompt", type=int, default=700, help="tokens of the prompt")
+            command.add_argument("--prompt", type=int, default=length, help="tokens of the prompt")
+        if name == "measure":
             command.add_argument(
                 "--llama-bench", type=Path, help="llama.cpp's program, measured beside pronk"
             )
@@ -289,6 +298,8 @@ def main() -> None:
     files = write_both(options.shape, options.folder, options.tokenizer, options.vocab)
     if options.command == "measure":
         measure(options, files)
+    if options.command == "turn":
+        measure_turns(options, files[options.shape])
 
 
 def write_both(name: str, folder: Path, tokenizer: str, vocab: int | None) -> dict[str, Path]:
@@ -447,11 +458,14 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
     def draw(count: int) -> list[int]:
         return [dice.randrange(1, llm.config.vocab_size) for _ in range(count)]
 
-    def forward(rows: int, num_final: int = 0) -> float:
-        """Compute rows after those of ``table``, and accept them all; return the seconds."""
+    def forward(rows: int, num_final: int = 1) -> float:
+        """Compute rows after those of ``table``, and accept them all; return the seconds.
+
+        The first ``num_final`` rows are tokens of the text, the others draft tokens.
+        """
         llm.engine.cache.prepare(table, table.length + rows)
         tree = TokenTree.chain(draw(rows))
-        entry = BatchEntry(table, tree, range(rows), 0, num_final)
+        entry = BatchEntry(table, tree, range(rows), num_final=table.length + num_final)
         began = perf_counter()
         runner.forward(ForwardBatch([entry]))
         seconds = perf_counter() - began
@@ -560,6 +574,69 @@ def measure(options: argparse.Namespace, files: Mapping[str, Path]) -> None:
     models.close()
     report = show(options, models.about[name], took, memory)
     print(json.dumps(report))
+
+
+def measure_turns(options: argparse.Namespace, path: Path) -> None:
+    """Measure the second turn of a conversation, and print the figures."""
+    from pronk import LLM, SamplingParams  # noqa: PLC0415 - loads the kernels
+    from pronk.cache.blocks import BlockTable  # noqa: PLC0415
+    from pronk.models.forward_batch import BatchEntry, ForwardBatch  # noqa: PLC0415
+    from pronk.sampling.tree import TokenTree  # noqa: PLC0415
+
+    dice = random.Random(0)
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    first_token = SamplingParams(max_tokens=1, ignore_eos=True)
+    took: dict[str, list[float]] = {"same process": [], "after a restart": [], "one pass": []}
+    cached: dict[str, list[int]] = {"same process": [], "after a restart": []}
+    for number in range(options.rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            settings: dict[str, Any] = {
+                "threads": options.threads,
+                "context": options.prompt + TOKENS + 2 * NEW_TOKENS + 64,
+                "drafter": "autoregressive",
+                "prompt_cache": folder,
+            }
+            llm = LLM(str(path), **settings)
+            text = [dice.randrange(1, llm.config.vocab_size) for _ in range(options.prompt)]
+            text += llm.generate(text, params).token_ids
+            ends = [
+                [dice.randrange(1, llm.config.vocab_size) for _ in range(NEW_TOKENS)]
+                for _ in range(2)
+            ]
+            found = {"same process": llm.generate(text + ends[0], first_token).stats}
+            llm.close()
+            restarted = LLM(str(path), **settings)
+            found["after a restart"] = restarted.generate(text + ends[1], first_token).stats
+            table = BlockTable()
+            cache = restarted.engine.cache
+            tree = TokenTree.chain(ends[0])
+            for start in range(0, options.prompt, 512):
+                chunk = TokenTree.chain(text[start : min(start + 512, options.prompt)])
+                stop = start + len(chunk)
+                cache.prepare(table, stop)
+                entry = BatchEntry(table, chunk, num_final=stop)
+                restarted.engine.runner.forward(ForwardBatch([entry]))
+                cache.commit_slots(table, range(len(chunk)))
+            stop = table.length + NEW_TOKENS
+            cache.prepare(table, stop)
+            last = range(NEW_TOKENS - 1, NEW_TOKENS)
+            began = perf_counter()
+            restarted.engine.runner.forward(
+                ForwardBatch([BatchEntry(table, tree, last, num_final=stop)])
+            )
+            seconds = perf_counter() - began
+            restarted.close()
+        if number:  # the first round warms up
+            took["one pass"].append(seconds)
+            for kind, stats in found.items():
+                took[kind].append(stats.ttft)
+                cached[kind].append(stats.cached_tokens)
+    print(f"{options.shape}, random weights, {options.threads} threads, {options.rounds} rounds")
+    print(f"one pass over {NEW_TOKENS} tokens  {median(in_ms(took['one pass']), 1)} ms")
+    for kind, tokens in cached.items():
+        times = f"{median(in_ms(took[kind]), 1)} ms"
+        multiples = median(ratios(took[kind], took["one pass"]), 2)
+        print(f"{kind:15}  {times}, {multiples} x that pass, {min(tokens)} tokens cached")
 
 
 def show(
