@@ -65,7 +65,7 @@ struct Segment {
 struct Step {
   int32_t row;     // row of the pass; -1: the token's update is replayed
   int32_t update;  // slot of the update; -1: none, because the token is certain
-  int32_t from, to;
+  int32_t from, to;  // `to` -1: no later step reads the new state
   int32_t copy;    // state slot to which the new state is copied; -1: none
 };
 

@@ -187,7 +187,7 @@ int64_t plan_steps(const pronk_pass* pass, Segment* segment, Step* step, int32_t
       int32_t from = parent < first ? base : level[parent];
       int32_t to = parent < first ? 1 : sibling[node] < 0 ? from : from + 1;
       int32_t row = node < given->computed ? -1 : segment[g].first_row + node - given->computed;
-      step[at++] = {row, r->updates[r->replayed + node - first], from, to, -1};
+      step[at++] = {row, r->updates[r->replayed + node - first], from, child[node] < 0 ? -1 : to, -1};
       level[node] = to;
       if (to > levels) levels = to;
       if (child[node] >= 0) {
