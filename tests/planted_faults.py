@@ -175,8 +175,8 @@ _STATES = (
     Fault(
         "a state decays after its update",
         "kernels/csrc/recurrence.inc",
-        "vf next = vfma(key, d[n], vmul(vload(from + n * 16), decay));\n",
-        "vf next = vmul(vfma(key, d[n], vload(from + n * 16)), decay);\n",
+        "row = vfma(vset(update_k[i]), d[n], vmul(row, update_decay));\n",
+        "row = vmul(vfma(vset(update_k[i]), d[n], row), update_decay);\n",
         "models/test_recurrence.py::test_formulas",
     ),
     Fault(
