@@ -39,6 +39,7 @@ class Fake:
     cache_salt: bytes = b""
     adapter: None = None
     branch_positions: tuple[int, ...] = ()
+    has_samples: bool = False
     computes_whole_prompt: bool = False
     needs_draft_slots: bool = True
     stats: Stats = field(default_factory=Stats)

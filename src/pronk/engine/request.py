@@ -236,6 +236,11 @@ class Request:
         )
 
     @property
+    def has_samples(self) -> bool:
+        """Whether other samples of the prompt start from this request's KV cache."""
+        return self.params.n > 1 and self.parent is None
+
+    @property
     def computes_whole_prompt(self) -> bool:
         """Whether every token of the prompt has to be computed, even if it is in the KV cache."""
         return self.computes_prompt_logprobs or (

@@ -39,6 +39,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from pronk.base.errors import CacheFullError, DeadlineError
+from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.engine.block_plan import BlockPlan, BlockPlanner, max_length
 from pronk.engine.disk_reads import DiskReads
@@ -344,21 +345,17 @@ class Scheduler:
         """Take over KV blocks of the parent or the prefix cache, for all tokens but the last."""
         parent = request.parent
         prefix = len(request.prompt) - 1
-        # A state of recurrent layers is that of one prefix: other samples start at a checkpoint.
-        has_prefixes = self.cache.states is None
-        forkable = (
-            has_prefixes
-            and parent is not None
-            and not parent.ended
-            and not parent.block_table.num_released
-        )
+        forked: BlockTable | None = None
         if (
             parent is not None
-            and forkable
+            and not parent.ended
+            and not parent.block_table.num_released
             and parent.block_table.blocks
             and parent.block_table.length >= prefix
         ):
-            request.block_table = self.cache.allocator.fork(parent.block_table, prefix)
+            forked = self.cache.fork(parent.block_table, prefix)
+        if forked is not None:
+            request.block_table = forked
         elif not request.computes_whole_prompt:
             cached = self.cache.match_prefix(request.tokens, request.cache_salt, request.digests)
             request.block_table = cached or request.block_table
@@ -475,8 +472,12 @@ class Scheduler:
                 if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
+        # The same prompt again can take over all tokens but its last.
+        end = len(request.prompt)
         self.cache.want_checkpoints(
-            request.block_table, (*request.branch_positions, len(request.prompt))
+            request.block_table,
+            (*request.branch_positions, end - 1, end),
+            end - 1 if request.has_samples else None,
         )
         return True
 
