@@ -112,8 +112,13 @@ class FakeCache:
     def has_states(self, block_table: BlockTable) -> bool:
         return True
 
-    def want_checkpoints(self, block_table: BlockTable, positions: tuple[int, ...]) -> None:
+    def want_checkpoints(
+        self, block_table: BlockTable, positions: tuple[int, ...], fork_at: int | None
+    ) -> None:
         pass
+
+    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable | None:
+        return self.allocator.fork(block_table, tokens)
 
     def release_outside_window(self, block_table: BlockTable) -> None:
         if self.window is not None:

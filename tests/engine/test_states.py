@@ -2,6 +2,7 @@
 fresh reading.
 """
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -45,7 +46,6 @@ from pronk.models.kernel_program import KernelProgram
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
-    Clock,
     GivenTimes,
     assert_idle,
     make_engine,
@@ -385,8 +385,12 @@ def test_a_draft_model_that_skips_text(name: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(DraftCache, "begin_at", begin)
     want = plain(FLOAT32, "repetitive", **RECURRENT)
-    # The clock stands still, so that decisions depend on the given costs alone.
-    made = engine(costs=CostCurve(1.0, 1e-3, 1e-6), share_prefixes=True, clock=Clock())
+    ticks = itertools.count()
+    made = engine(
+        costs=CostCurve(1.0, 1e-3, 1e-6),
+        share_prefixes=True,
+        clock=lambda: next(ticks) * 1e-5,  # decisions must not depend on the machine's speed
+    )
     proposer = drafter(DRAFTS[name], want).bind(made.target)
     for each in within(proposer, ModelProposer):
         each.draft.relative_size = 0.001
