@@ -18,7 +18,7 @@ class LoadedModels:
     """
 
     def __init__(self) -> None:
-        # By folder, modification time and kind.
+        # Keys: the folder with the modification time of its weights, then the ``kind``.
         self._models: WeakValueDictionary[tuple[str, ...], Any] = WeakValueDictionary()
         # Folder of each model, and the latest modification time (ns) of the weight files when they
         # were loaded.

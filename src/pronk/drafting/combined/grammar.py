@@ -108,8 +108,9 @@ class GrammarProposer(Proposer[States]):
 class _ForcedTree:
     """Tree under construction: forced tokens, the wrapped drafter's tree, more forced chains.
 
-    The last token of the first chain is the root of the drafter's tree. Attributes are those of
-    :class:`TokenTree`, without the later forced chains in ``verify``, ``probs`` and ``origin``.
+    The last token of the first chain is the root of the drafter's tree. The attributes are those of
+    :class:`TokenTree`, but ``verify``, ``probs`` and ``origin`` lack the entries of the chains that
+    :meth:`add_forced_chains` adds.
     """
 
     def __init__(

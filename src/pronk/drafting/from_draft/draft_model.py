@@ -1,7 +1,7 @@
 """A second, smaller model proposes chains (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model generates up to ``num_tokens`` draft tokens, one forward pass each, which all
-requests share. Tokens that entered the text since the last proposal are run in one pass
+The draft model generates up to ``num_tokens`` draft tokens, with one forward pass for each; the
+requests share the passes. Tokens that entered the text since the last proposal are run in one pass
 (:mod:`pronk.drafting.shared.draft_runner`).
 """
 
@@ -84,7 +84,7 @@ class ModelDrafter(Drafter):
 
 
 class ModelProposer(Proposer[DraftCache]):
-    """Proposes chains of draft tokens.
+    """Proposes chains of tokens that a draft model generates.
 
     ``draft`` holds the draft model with its KV pool, and runs it.
     """

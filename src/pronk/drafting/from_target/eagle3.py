@@ -98,7 +98,8 @@ class Eagle3(Drafter):
         if folder is not None and (folder / "config.json").is_file():
             return folder
         # A packaged head is used whatever the weights: quantizations and fine-tunes of its target
-        # accept many of its draft tokens, and the policy does not ask a head that does not pay.
+        # accept many of its draft tokens, and the planner does not use a head that does not save
+        # time.
         architecture = describe_architecture(target.decoder.config)
         for config in sorted(_PACKAGED.glob("*/config.json")):
             if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
@@ -277,7 +278,7 @@ class _Search:
         return bool(found) and self.depth < self._max_depth
 
     def add_best(self) -> None:
-        """Have the next pass of the head compute the likeliest nodes."""
+        """Add the likeliest nodes of this depth to the next pass of the head."""
         add = self.draft.add
         self._level = [
             (add(own, path[-1]), node, probability, path)

@@ -206,7 +206,7 @@ class PythonTreeBuilder:
             seen_tokens = set[int]()
             while len(string) >= limits.min_match and len(seen_tokens) < limits.max_nodes:
                 max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * len(string))))
-                # shorter matches skip tokens after longer ones
+                # a shorter match adds only tokens that follow no longer match
                 push(0, number, string, max_depth, seen_tokens)
                 string = string[1:]
         for _ in range(_MAX_CANDIDATES_PER_NODE * limits.max_nodes):

@@ -63,9 +63,10 @@ def _likeliest(logits: Array, count: int) -> list[Array]:
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return a token of the prompt as the draft token for ``position``.
+    """Return an arbitrary token of the prompt as the first draft token for ``position``.
 
-    The target has no output for this position yet.
+    For drafters that refine any initial guess, such as Jacobi decoding, where the target has no
+    output for the position yet.
     """
     # 7919 is a large prime, so neighbouring positions get distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

@@ -84,10 +84,10 @@ class EagleHead(Decoder):
         yield self.fc
 
     def compile_pass(self, program: Program, *, logits: bool) -> None:
-        """Append a forward pass; with ``logits``, also norm and LM head of the requested rows.
+        """Append a forward pass; with ``logits``, also norm and LM head of requested rows.
 
-        The stream holds the rows' features. It becomes the output of the layers, which takes the
-        place of the feature in the row of the next draft token.
+        The residual stream holds the rows' features at first and the output of the layers at the
+        end. That output is the feature of the next draft token's row.
         """
         if self.eagle.kind == "mtp":
             self._compile_input(program, self.token_norm, self.feature_norm)
@@ -115,9 +115,10 @@ class EagleHead(Decoder):
     def _compile_input(
         self, program: Program, token_norm: Norm | None, norm: Norm, *, norm_before: bool = False
     ) -> None:
-        """Append ``A``: normed embeddings and normed stream side by side.
+        """Append operations that fill buffer ``A`` with the layer's input.
 
-        With ``norm_before``, the stream is normed, too.
+        A row of ``A`` is the normed embedding and the normed residual stream, concatenated. With
+        ``norm_before``, the stream itself is replaced by its norm.
         """
         names = self.eagle.names
         part = 0 if names.embedding_first else 1
@@ -164,7 +165,10 @@ class HeadFeature:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of the weights of the feature; MTP's feature has only weights of the target."""
+        """Digest that identifies the feature's values in a cache: of the weights that compute them.
+
+        MTP's feature has only weights of the target.
+        """
         eagle, fc, fc_norm, norms = self._weights
         digest = sha256(f"{eagle.kind} {self.layers} {self._dtype} {fc.packed.format}".encode())
         if eagle.kind == "eagle3":

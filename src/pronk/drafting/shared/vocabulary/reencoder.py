@@ -146,7 +146,7 @@ class Reencoder:
     def _copy_ids(self, tokens: Sequence[int], num_same: int) -> int:
         """Copy the target's ids after the first ``num_same``, which are unchanged.
 
-        Return as :meth:`update`.
+        Return how many leading draft tokens are unchanged.
         """
         while self._missing_positions and self._missing_positions[-1] >= num_same:
             self._missing_positions.pop()
@@ -161,9 +161,9 @@ class Reencoder:
         return num_unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], num_same: int) -> int:
-        """Encode the text from the last mark in its first ``num_same`` tokens.
+        """Encode the text again from the last mark within its first ``num_same`` tokens.
 
-        Return as :meth:`update`.
+        Those tokens are unchanged. Return how many leading draft tokens are unchanged.
         """
         while self._marks[-1].num_target > num_same:
             self._marks.pop()
