@@ -1,8 +1,8 @@
 """Memory layout of one layer's keys and values.
 
-The kernels read values as rows, one per slot. They read keys as panels of 16 slots, so that a
-vector register holds the same dimension of 16 keys. Keys and values have the model's dtype, or 8
-bits. The kernels also write both.
+The kernels read and write values as rows, one per slot. They read and write keys as panels of 16
+slots, so that a vector register holds the same dimension of 16 keys. The numbers have the model's
+dtype, or are quantized to 8 bits.
 
 ================  ========================================================
 rows              ``[kv_heads, slots, head_dim]``
@@ -38,7 +38,7 @@ class PoolLayout:
     """
 
     def __init__(self, panel: int = 1, num_adjacent: int = 1, *, int8: bool = False) -> None:
-        """Describe a layout of the table at the top of this module.
+        """Create one of the layouts in the table at the top of this module.
 
         Args:
             panel: slots per panel; 1 for rows.
@@ -104,8 +104,8 @@ def _num_convolutions(config: ModelConfig) -> int:
 def fill_poison(pool: Array, poison: float) -> None:
     """Overwrite an array with ``poison``, so that tests detect reads of it.
 
-    An array of 8 bits is filled with a byte that makes the scales NaN if ``poison`` is NaN, else
-    huge.
+    In an int8 array, every byte gets the same value. If ``poison`` is NaN, the value makes the
+    float32 scales NaN; otherwise it makes them huge.
     """
     if pool.dtype != INT8:
         pool[...] = poison

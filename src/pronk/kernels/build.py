@@ -95,10 +95,10 @@ class BuildTarget:
 
 
 def _left_out(target: BuildTarget) -> tuple[list[str], set[str]]:
-    """Return differences of a build for this processor alone.
+    """Return what a build for this processor alone leaves out.
 
-    Returns:
-        Further compiler flags, and the source files to leave out.
+    Returns: Compiler flags that define the macros of the left-out instruction sets, and the names
+        of their source files.
     """
     if target.machine != "x86_64":
         return [], set()

@@ -35,7 +35,7 @@ _MAX_HEADER_BYTES = 1 << 24
 
 
 class WeightCache:
-    """The packed matrices of one model, in a file and newly added.
+    """The packed matrices of one model: those in its cache file, and new ones to be written to it.
 
     Args:
         folder: folder of the file.
