@@ -97,8 +97,9 @@ class BuildTarget:
 def _left_out(target: BuildTarget) -> tuple[list[str], set[str]]:
     """Return what a build for this processor alone leaves out.
 
-    Returns: Compiler flags that define the macros of the left-out instruction sets, and the names
-        of their source files.
+    Returns:
+        Compiler flags that define the macros of the instruction sets left out, and the names of
+        their source files.
     """
     if target.machine != "x86_64":
         return [], set()

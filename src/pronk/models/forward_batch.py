@@ -31,7 +31,7 @@ from pronk.sampling.tree import TokenTree
 
 
 class BatchEntry(NamedTuple):
-    """One request's part of a forward pass: nodes of a tree after the committed tokens.
+    """One request's rows in a forward pass: the nodes of a token tree after the committed tokens.
 
     A row sees the committed tokens of its request, its ancestors in the tree, and itself.
     """
@@ -48,7 +48,7 @@ class BatchEntry(NamedTuple):
     # Number of tokens, those in the cache included, that stay in the text whatever is sampled or
     # rejected. States of recurrent layers may take them over, and cannot drop them again.
     num_final: int = 0
-    # the request's tokens in each of the other models' caches that the program reads
+    # the request's block table in each KV cache of another model that the program reads
     other_tables: tuple[BlockTable, ...] = ()
     # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are
     # sent when it is read.
@@ -74,8 +74,9 @@ class BatchEntry(NamedTuple):
 class ForwardBatch:
     """The rows of one forward pass, entry after entry.
 
-    One object goes from the engine's step to the kernels. What is derived from its entries is
-    computed once. Block tables must not change before the pass is over.
+    The engine creates one object per pass, and passes it down to the kernels. Values that are
+    derived from the entries are computed at most once, so block tables must not change before the
+    pass is over.
 
     Attributes:
         entries: one entry per request, at least one.
@@ -100,7 +101,7 @@ class ForwardBatch:
         )
         self._for_kernels: KernelBatch | None = None
         self._recurrence: list[StatePass] = []
-        # rotations of the rows under dynamic RoPE
+        # cosines and sines of the rows' rotations under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
 
     def _find_logits_rows(self) -> Sequence[int]:

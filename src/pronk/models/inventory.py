@@ -1,4 +1,4 @@
-"""Check that a checkpoint has exactly the tensors of a decoder, and read the tensors.
+"""Check that a checkpoint has exactly the tensors that a model needs, and read them.
 
 A matrix is stored as one unquantized tensor, as several tensors of a quantized checkpoint (codes,
 scales, …), or as one tensor of a GGUF file, quantized or not.
@@ -72,7 +72,7 @@ def _without_heads(
 
 
 class Inventory:
-    """Tensors of a checkpoint; a CheckpointError is raised if tensors are missing or unexpected."""
+    """The tensors of a checkpoint, after a check that none is missing or unexpected."""
 
     def __init__(
         self,
@@ -81,7 +81,11 @@ class Inventory:
         parts: Sequence[DecoderPart],
         names: TensorNames | None = None,
     ) -> None:
-        """Check the tensors; ``names`` are by default those of the config's family."""
+        """Compare the checkpoint's tensors with those of ``parts``, by name, shape and dtype.
+
+        ``names`` are by default those of the config's family. Raises ``CheckpointError`` if tensors
+        are missing, unexpected, or have another shape or dtype.
+        """
         self.checkpoint = checkpoint
         names = names or tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
@@ -154,10 +158,11 @@ class Inventory:
         return self.checkpoint.blocks(name, source.expert, source.rows)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
-        """Read a quantized matrix.
+        """Read a matrix that is quantized in the checkpoint.
 
-        Its codes are written to ``codes``, uint8 ``[outputs, inputs]``. A format without integer
-        codes (FP8) gives a dequantized array. Invalid values raise a CheckpointError.
+        The integer codes are written to ``codes``, uint8 ``[outputs, inputs]``, which the result
+        uses. A format without integer codes (FP8) is dequantized to an array. Raises
+        ``CheckpointError`` for invalid values.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             name = self._stored_name[source.name]

@@ -1,4 +1,7 @@
-"""The prompt cache of a model: its folder, and the identity of all that its blocks depend on."""
+"""Opens the prompt cache of a model on disk, for stored keys and values of its prompts.
+
+Stored blocks are found only by a model whose files, config, kernels and options are the same.
+"""
 
 from __future__ import annotations
 

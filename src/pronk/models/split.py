@@ -125,9 +125,9 @@ class TensorSplit:
         return self._take_outputs(weight, name, sizes, number)
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Array) -> Array | None:
-        """Return this process's shard of ``bias``.
+        """Return this process's shard of the bias ``part.bias[number]``.
 
-        ``None`` for ``out`` and ``down`` on all ranks except 0.
+        ``None`` for ``out`` and ``down`` on all ranks except 0, because their outputs are summed.
         """
         name = part.target.rpartition(".")[2]
         if self._shard_inputs(name) is not None and self.rank:
@@ -156,9 +156,9 @@ class TensorSplit:
         return range(begin, size if self.rank == self.workers - 1 else end)
 
     def _shard_inputs(self, name: str) -> range | None:
-        """Return this process's inputs of the layer ``name``.
+        """Return the range of inputs that this process has of the layer ``name``.
 
-        ``None`` unless it is ``out`` or ``down``.
+        ``None`` for layers that are not split by inputs: all but ``out`` and ``down``.
         """
         if name == "out":
             width = self.config.group * self.config.head_dim

@@ -29,10 +29,12 @@ class CheckpointTensor:
     """A tensor of a checkpoint, or the part of the tensor that belongs to one weight."""
 
     name: str  # without the family's prefix
-    shape: tuple[int, ...]  # of the whole tensor, also with ``expert`` or ``rows``
+    # shape of the whole tensor, also if only an expert or some rows belong to the weight
+    shape: tuple[int, ...]
     # number of the expert, an index into the first axis; ``None``: the whole tensor
     expert: int | None = None
-    rows: HeadRows | None = None  # the rows of the weight; ``None``: all, in the tensor's order
+    # rows of the tensor that belong to the weight; ``None``: all rows, in the tensor's order
+    rows: HeadRows | None = None
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -52,9 +54,9 @@ class DecoderPart:
     # ``table`` is an array in the dtype of the checkpoint, such as an embedding, and ``vector`` an
     # array in float32.
     kind: Literal["linear", "norm", "table", "vector"]
-    # tensors to stack; empty for an LM head tied to the embedding
+    # tensors to stack for the weight; empty for an LM head that is tied to the embedding
     weight: tuple[CheckpointTensor, ...]
-    bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
+    bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack for the bias; empty without a bias
     transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
     # whether the outputs are in the order ``gate 0, up 0, gate 1, up 1, …``
     interleaved: bool = False
@@ -167,7 +169,7 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
 
 
 def _take_rows(part: DecoderPart, rows: Sequence[HeadRows | None]) -> DecoderPart:
-    """Return a linear layer that takes ``rows`` of each of its tensors."""
+    """Return a linear layer changed to use only some rows of each of its tensors."""
 
     def take(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:
         # An empty tuple is that of absent biases.
@@ -242,7 +244,7 @@ def _plan_recurrence(
 def _plan_sections(
     target: str, stored: str, heads: int, sections: Sequence[int], inputs: int
 ) -> DecoderPart:
-    """Return a linear layer of one matrix, which has the rows of one head after the other.
+    """Return a linear layer whose stored matrix has the rows of one head after the other.
 
     ``sections`` are the numbers of rows of a head in each section. The layer's outputs are those of
     the first section for all heads, then those of the second section, and so on.
@@ -257,7 +259,10 @@ def _plan_sections(
 def _shared_sizes(
     config: ModelConfig, mixture: MixtureConfig
 ) -> dict[str, tuple[tuple[int, ...], int, bool]]:
-    """Return the sizes of the shared expert as in :func:`plan_layer`; empty if there is none."""
+    """Return the sizes of the modules of the shared expert; empty if there is none.
+
+    For each module: outputs of each stacked matrix, number of inputs, whether there is a bias.
+    """
     width = mixture.shared_width
     if not width:
         return {}
