@@ -37,7 +37,7 @@ CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 _WRITE_TIMEOUT = 10.0  # seconds to wait for the lock of another process
 # number of attempts to set the journal mode, which fail while another process sets it
 _MODE_ATTEMPTS = 100
-_MODE_PAUSE = 0.02  # seconds between these attempts
+_MODE_PAUSE = 0.02  # seconds between attempts to set the journal mode
 _PAGE_BYTES = 1 << 14  # page size of the database: large pages read faster, small ones waste less
 
 # SQLite's messages may quote a name in the database. If the name is damaged, Python cannot decode

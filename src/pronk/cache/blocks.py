@@ -107,7 +107,7 @@ class BlockAllocator:
         self._empty = FreeRuns(num_blocks)
 
     def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
-        """Connect a prefix cache without blocks; all evictable blocks become empty."""
+        """Connect a prefix cache that has no blocks; all evictable blocks become empty."""
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):
             self._empty.add(run)
@@ -180,7 +180,8 @@ class BlockAllocator:
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.evictable[block]  # no table holds the block, so the prefix cache does
+                # since no table holds the block, it is in the prefix cache only
+                del self.evictable[block]
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.update_derived()

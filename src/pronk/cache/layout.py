@@ -50,7 +50,7 @@ class PoolLayout:
         self._int8 = int8
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        """Return the shape of the pool without its first dimension, the heads."""
+        """Return the shape of a pool, without its first dimension, the heads."""
         width = head_dim + (_SCALE_BYTES if self._int8 else 0)
         if self.panel == 1:
             return slots, width
@@ -110,6 +110,6 @@ def fill_poison(pool: Array, poison: float) -> None:
     if pool.dtype != INT8:
         pool[...] = poison
     elif math.isnan(poison):
-        pool[...] = -1  # four of these bytes are NaN in float32
+        pool[...] = -1  # float32 scales of four such bytes are NaN
     else:
-        pool[...] = 100  # four of these bytes are 1.7e22 in float32
+        pool[...] = 100  # float32 scales of four such bytes are 1.7e22

@@ -169,7 +169,7 @@ class PrefixCache:
         return digest
 
     def _last_digest(self, digests: Sequence[bytes], salt: bytes) -> bytes:
-        """Return the last of the digests, or the start of the chain, a digest of the salt."""
+        """Return the digest of the last block, or that of the salt if there is no block yet."""
         return digests[-1] if digests else self._digest(b"", salt)
 
     def _digest(self, parent: bytes, tokens: bytes) -> bytes:

@@ -36,14 +36,16 @@ from pronk.sampling.tree import TokenTree
 # Largest number of draft tokens of one drafter in one request that are counted for all requests.
 # With this limit a single long text does not determine the rates of other texts.
 _SHARE = 256
-_MAX_COUNT = 4096.0  # draft tokens of one kind after which the counts of this kind are halved
+# number of counted draft tokens of a kind at which its counts are halved, so that old ones fade
+_MAX_COUNT = 4096.0
 # Weight of the prior rate, in draft tokens: in the counts of all requests, and in those of one
 # request.
 _PRIOR_WEIGHT = (16.0, 4.0)
 # in a request's counts, weight of a step relative to the next one: one half after 34 steps
 _KEEP = 0.98
-_MAX_DEPTH = 4  # larger depths count as this one
-_TEMPERATURES = (0.0, 0.5, 1.0)  # upper bounds of the classes of temperatures
+_MAX_DEPTH = 4  # draft tokens at larger depths are counted together with those at this depth
+# upper bounds of the ranges of temperatures that are counted separately
+_TEMPERATURES = (0.0, 0.5, 1.0)
 
 _ALL = -1  # in place of a kind: counts over all kinds of a drafter's draft tokens
 _FORMAT = "pronk-calibration/2"  # files of the first format counted only verified draft tokens
@@ -178,7 +180,7 @@ class _Proposal:
     # tree counts only if the text continues with them.
     lead: list[int]
     tree: TokenTree
-    node: int = 0  # node that the text has reached
+    node: int = 0  # last node whose token equals the text so far
 
 
 class RequestAcceptance:
@@ -208,7 +210,10 @@ class RequestAcceptance:
         self._counted: dict[str, DrafterRates] = {}
 
     def rates(self, name: str, priors: Mapping[int, float] | None = None) -> DrafterRates:
-        """Return the rates of a drafter; see :class:`DrafterRates` for ``priors``."""
+        """Return the acceptance rates of a drafter in this request, created at first use.
+
+        ``priors`` are the rates assumed before any count (:class:`DrafterRates`).
+        """
         found = self._drafters.get(name)
         if found is None:
             found = self._drafters[name] = DrafterRates(
@@ -357,7 +362,7 @@ def _read(path: Path, model: str) -> AcceptanceStats:
 
 
 def _are_rows(rows: Any) -> bool:
-    """Return whether ``rows`` are rows of a file.
+    """Return whether ``rows`` are valid rows of a file of acceptance counts.
 
     A row has a drafter, a kind, a depth, a class of temperatures and two counts.
     """

@@ -83,7 +83,7 @@ class Contribution:
 
 @dataclass(slots=True)
 class DrafterRecord:
-    """Measurements of a drafter over all requests."""
+    """Measurements of one drafter's durations and accepted tokens, over all requests."""
 
     # The proposer that the planner considered last, as long as it exists.
     proposer: ReferenceType[Proposer[Any]] | None = None
@@ -104,7 +104,7 @@ class DrafterRecord:
 
     @property
     def is_live(self) -> bool:
-        """Whether the drafter may propose again: its proposer exists."""
+        """Whether the drafter may propose again: its proposer has not been deleted."""
         return self.proposer is not None and self.proposer() is not None
 
     @property
@@ -115,12 +115,12 @@ class DrafterRecord:
 
     @property
     def start(self) -> float:
-        """Expected seconds of a chain's proposal, without prefill and draft tokens."""
+        """Expected seconds of a chain in addition to prefill and those per draft token."""
         return usual(self.starts) if self.starts else 0.0
 
 
 class FinishedStep(NamedTuple):
-    """A step after its forward pass, for :meth:`Ledger.record_step`."""
+    """Durations and counts of a finished step, for :meth:`Ledger.record_step`."""
 
     seconds: float  # duration of the step in seconds, without the time of drafters
     drafting: float  # seconds in which drafters started requests, proposed and observed
@@ -276,7 +276,8 @@ class RequestLedger:
         self.regret = Regret()
         self.reports: list[ProposalReport] = []
         self.costs: StepCosts | None = None
-        self._contributions: defaultdict[str, Contribution] = defaultdict(Contribution)  # by name
+        # by drafter name
+        self._contributions: defaultdict[str, Contribution] = defaultdict(Contribution)
         # By name of a drafter: seconds that its draft tokens would have saved in the steps since
         # its last proposal.
         self._missed: dict[str, float] = {}
@@ -289,7 +290,7 @@ class RequestLedger:
         self._next_proposal = 0.0
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step of the request: forget the proposals, reports and costs of the last one."""
         self._step += 1
         self.costs = None
         self.reports = []
@@ -326,7 +327,7 @@ class RequestLedger:
         self._proposals = []
 
     def is_quiet(self) -> bool:
-        """Whether no drafter could propose in the last step, and none may propose yet."""
+        """Whether too little time has elapsed for any drafter of the request to propose again."""
         return self.ledger.elapsed < self._next_proposal < inf
 
     def plan(
@@ -371,7 +372,7 @@ class RequestLedger:
             self._next_proposal = 0.0
         elif chain is not None and planned.saving > 0.0:
             self._missed[name] = estimate.missed + planned.saving
-            self._next_proposal = 0.0  # the next step may have missed enough
+            self._next_proposal = 0.0  # the savings missed may justify the prefill in the next step
         else:
             allowed_time = self.ledger.allowed_time(seconds - self._allowance)
             next_time = allowed_time if planned.saving > 0.0 else max(learning_time, allowed_time)

@@ -72,7 +72,7 @@ DEFAULT_RATE = 0.7
 
 
 class DrafterEstimate(NamedTuple):
-    """What a drafter is expected to cost and to add in the next step of a request.
+    """Expected costs and gains of a drafter in the next step of a request.
 
     The values come from the measurements of :mod:`pronk.drafting.ledger`.
     """

@@ -34,8 +34,8 @@ from pronk.sampling.tree import TokenTree
 State = TypeVar("State")
 Other = TypeVar("Other")
 
-# State of a proposer with parts for one request: the state of each part, in order, then perhaps its
-# own.
+# A request's state of a proposer with parts: the state of each part, in order, and after them the
+# proposer's own state if it has one.
 States = tuple[Any, ...]
 
 
@@ -128,14 +128,14 @@ class DraftContext(Generic[State]):
 
     @property
     def max_tokens(self) -> int:
-        """Largest number of draft tokens of a chain."""
+        """Largest length of a chain of draft tokens, by the limits of depth and of nodes."""
         return min(self.max_depth, self.max_nodes)
 
     @property
     def root(self) -> int:
-        """Position of the last committed token in ``tokens``.
+        """Index in ``tokens`` of the last committed token.
 
-        A composite proposer's draft tokens may follow.
+        Draft tokens of a composite proposer may follow.
         """
         return self.block_table.length
 

@@ -49,7 +49,7 @@ def find_class(class_name: str) -> type[Drafter] | None:
 
     Raises ``OptionError`` if the class is that of a guest whose package is missing.
     """
-    # Of the engine's own drafters, without a search for installed packages.
+    # The engine's own drafters are tried first: they need no search for installed packages.
     name = _own_classes().get(class_name) or drafter_classes().get(class_name)
     return None if name is None else REGISTRY[name]
 
@@ -120,7 +120,7 @@ def _build(node: ast.expr, spec: str) -> Drafter:
 
     This expression is a part of ``spec``.
     """
-    # a bare name has no options
+    # a name without parentheses is a call without options
     call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)

@@ -79,7 +79,7 @@ class TreeUnion:
         return union
 
     def _merge(self, root: int) -> Trie:
-        """Return the trie of all trees."""
+        """Return the trie of all trees, made when the second tree is added or the union is cut."""
         if self._trie is None:
             self._trie = Trie(root)
         if self._tree is not None:

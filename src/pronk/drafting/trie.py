@@ -101,7 +101,7 @@ class Trie:
         its parent's gain.
         """
         own_nodes = {0: 0}  # maps nodes of ``tree`` to nodes of this trie
-        # by node: probability that no child from other trees is right
+        # for each node, the probability that none of its children from other trees is right
         others_wrong: dict[int, float] = {}
         for node in range(1, len(tree)):
             if not tree.acceptable[node]:

@@ -23,7 +23,7 @@ class DiskReads:
     costs: CostModel
     # for each request, a generator that reads the next blocks and yields the number of tokens left
     _parts: dict[Request, Iterator[int]] = field(default_factory=dict)
-    # number of tokens that are left to read
+    # for each request, the number of tokens that are left to read
     _num_left: dict[Request, int] = field(default_factory=dict)
 
     def load(
@@ -68,11 +68,11 @@ class DiskReads:
         return any(each.tokens[:stop] == request.tokens[:stop] for each, stop in stops)
 
     def num_to_compute(self, request: Request) -> int:
-        """Return the number of tokens that are neither in memory nor left to read."""
+        """Return the number of a request's tokens to compute: neither in memory nor to be read."""
         return request.num_pending - self._num_left.get(request, 0)
 
     def all_wait(self, running: Sequence[Request]) -> bool:
-        """Return whether requests wait for blocks, and no other running request can go on."""
+        """Return whether requests wait for blocks from disk and no other one can go on."""
         return bool(self._parts) and all(self.is_reading(each) or each.ended for each in running)
 
     def stop(self, request: Request) -> None:

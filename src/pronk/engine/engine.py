@@ -111,8 +111,8 @@ class Engine:
         concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
-            # A method of its own: failed requests are removed after it, when ``_clear_frames`` can
-            # clear its variables.
+            # This is a separate method because failed requests are removed after it:
+            # ``_clear_frames`` can clear the local variables only of a method that has returned.
             self._step()
 
     def tree_logits(

@@ -18,7 +18,7 @@ from pronk.engine.request import Request
 
 _log = logging.getLogger(__name__)
 
-MAX_UNREAD = 256  # tokens of a sample that its caller has not read, beyond which it is paused
+MAX_UNREAD = 256  # a sample is paused while its caller has more unread tokens than this
 
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
@@ -46,7 +46,7 @@ class PendingRequests:
     a lock.
     """
 
-    requests: Mapping[int, Request]  # keys: index of the sample
+    requests: Mapping[int, Request]  # by index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
     # Output for the caller: one list of new pieces per step; at the end ``None``, or the exception
     # that ended the call.

@@ -56,7 +56,7 @@ class Queueing:
     Times are seconds of the scheduler's clock.
     """
 
-    arrival: int = 0  # 0, 1, … in order of ``Scheduler.add`` calls
+    arrival: int = 0  # 0, 1, … in the order in which requests were added to the scheduler
     # Time at which the request began to wait. ``Scheduler.add`` sets it, unless the caller has set
     # an earlier time at which it received the request.
     since: float | None = None
@@ -141,7 +141,7 @@ class Request:
     speculation: Speculation
     result: RequestResult
     stop_token_ids: frozenset[int]  # token ids that end the text
-    # first sample of the prompt, if this is a later one; its KV blocks may be shared
+    # first sample of the same prompt, if this request is a later sample; both may share KV blocks
     parent: Request | None = None
     priority: int = 0  # scheduling priority; higher values are scheduled first
     # scheduler's time (``perf_counter``) at which an unfinished request fails
@@ -155,14 +155,14 @@ class Request:
     # (:mod:`pronk.text.chat.branches`). A recurrent model stores its state there. Empty for other
     # models and for prompts that are no conversation.
     branch_positions: tuple[int, ...] = ()
-    # set if the request computes an embedding of its prompt, and no tokens
+    # set if the request computes an embedding of its prompt instead of generating tokens
     pooler: HiddenPooler | None = None
     # whether the request must wait because its caller has too many unread tokens
     paused: bool = field(default=False, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
     queueing: Queueing = field(default_factory=Queueing, init=False)
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    # prefix-cache keys of the first full blocks
+    # keys in the prefix cache of the text's first full blocks
     digests: list[bytes] = field(default_factory=list, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
     # seconds on the engine's clock at ``Engine.add``
@@ -173,7 +173,10 @@ class Request:
 
     @property
     def cache_salt(self) -> bytes:
-        """Salt of the keys of prefix caches; see :func:`~pronk.models.adapters.cache_salt`."""
+        """Salt of the keys of prefix caches: only requests with equal salts share cached blocks.
+
+        It depends on ``salt`` and the adapter (:func:`~pronk.models.adapters.cache_salt`).
+        """
         return cache_salt(self.adapter, self.salt)
 
     @property
@@ -226,7 +229,7 @@ class Request:
 
     @property
     def is_startable(self) -> bool:
-        """Whether the request may start if it is waiting."""
+        """Whether the scheduler may start the request: it has not ended and is not paused."""
         return not self.ended and not self.paused
 
     @property
@@ -301,7 +304,10 @@ class Request:
         return result.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
-        """Append ``(token id, source, logprobs)`` tuples that another replica has delivered."""
+        """Continue a request after tokens that another replica has generated and delivered.
+
+        Each is a tuple ``(token id, source, logprobs)``.
+        """
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)

@@ -209,7 +209,7 @@ class RequestFactory:
         return requests
 
     def watch_calls(self, requests: Iterable[Request], calls: AnswerCalls) -> None:
-        """Let the texts of new requests end with the first call that repeats an earlier one."""
+        """End the text of each new request at the first tool call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
             reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)

@@ -28,9 +28,10 @@ _GUIDE = "guide"
 
 
 class RequestStep(NamedTuple):
-    """One request in a step."""
+    """One request's rows in a step, and the draft that the step verifies."""
 
-    scheduled: ScheduledRequest  # the request, and its number of pending tokens in the forward pass
+    # the request, and how many of its pending tokens the forward pass computes
+    scheduled: ScheduledRequest
     draft: TokenTree  # tree to verify: the last token of the pass as its root, and the draft tokens
     # The request's rows in the forward pass: the draft or, while the prompt is read, a chain of
     # pending tokens.
@@ -237,7 +238,8 @@ class OutputProcessor:
         if not request.result.prompt_logprobs:
             request.result.prompt_logprobs.append(None)
         first = request.block_table.length + 1
-        # Number of tokens from ``first`` on that have been appended before a preemption.
+        # number of tokens from ``first`` on whose log-probabilities were appended before a
+        # preemption
         num_reported = len(request.result.prompt_logprobs) - first
         following = request.prompt[first + num_reported : first + len(logits)]
         request.result.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))

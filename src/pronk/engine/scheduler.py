@@ -232,7 +232,8 @@ class Scheduler:
         """
         counters = self.fair_share.counters
         victims = list[Request]()
-        by_tenant: dict[str, list[Request]] = {}  # in running order
+        # requests of each tenant, in the order of ``running``
+        by_tenant: dict[str, list[Request]] = {}
         for each in self.running:
             if each not in taken:
                 by_tenant.setdefault(each.tenant, []).append(each)
@@ -319,7 +320,8 @@ class Scheduler:
             if len(self.running) < self.max_batch and wanted <= allocator.num_free:
                 break
             self._preempt(victim)
-        if self.blocks.can_reserve_all(request):  # so that they are consecutive, if possible
+        # reserved together, the blocks are consecutive if possible
+        if self.blocks.can_reserve_all(request):
             self.cache.prepare(request.block_table, max_length(request) + self.max_tree)
         self.disk_reads.start(request)
         self.cache.release_outside_window(request.block_table)
@@ -356,7 +358,8 @@ class Scheduler:
         """
         parent = request.parent
         prefix = len(request.prompt) - 1
-        # A state of recurrent layers is that of one prefix: other samples start at a checkpoint.
+        # The state of recurrent layers belongs to the end of one text, so other samples cannot
+        # share it; they start at a checkpoint.
         has_prefixes = self.cache.states is None
         forkable = (
             has_prefixes

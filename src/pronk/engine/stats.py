@@ -33,9 +33,9 @@ class StepStats(NamedTuple):
 
     rows: int  # number of rows in the forward pass
     drafted: int  # number of verified draft tokens
-    depth: int  # depth of the verified tree
+    depth: int  # largest depth of a draft token in the verified tree
     accepted: int  # number of accepted draft tokens
-    tokens: int  # number of committed tokens
+    tokens: int  # number of tokens that the step added to the text
     draft_clock: float  # ``Stats.draft_seconds`` at the end of the step
     target_clock: float  # ``Stats.target_seconds`` at the end of the step
     clock: float  # seconds from ``Engine.add`` to the end of the step
@@ -61,7 +61,7 @@ class GainStats(NamedTuple):
 
 @dataclass
 class Stats:
-    """Counts and seconds of one request."""
+    """Counts of tokens and steps of one request, and durations in seconds."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -84,7 +84,7 @@ class Stats:
     total_seconds: float = 0.0  # seconds from ``Engine.add`` to the end of the request
     # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
     steps: list[StepStats] = field(default_factory=list, repr=False)
-    # acceptance counts by drafter name
+    # for each drafter by name, its numbers of verified and accepted draft tokens
     sources: dict[str, SourceStats] = field(default_factory=dict)
     # Predicted and actual acceptance of draft tokens whose parents were accepted. Bin i has the
     # draft tokens of predicted probability i / 10 to (i + 1) / 10.
@@ -96,7 +96,7 @@ class Stats:
     draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
-        """Count verified draft tokens as ``(drafter name, accepted)`` pairs."""
+        """Count verified draft tokens by drafter; each is a pair ``(drafter name, accepted)``."""
         for name, accepted in draft_tokens:
             drafted, taken = self.sources.get(name, SourceStats(0, 0))
             self.sources[name] = SourceStats(drafted + 1, taken + accepted)
@@ -176,7 +176,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was drafted, verified and accepted in one step, with estimates and durations."""
+    """Draft tokens of one step that were proposed, verified and accepted, with expected times."""
 
     # One report per drafter that has proposed; with ``auto`` there can be several.
     reports: tuple[ProposalReport, ...]
@@ -184,7 +184,7 @@ class Decision:
     # ``proposed`` without the draft tokens that were dropped before verification.
     verified: TokenTree
     path: tuple[int, ...]  # accepted nodes of ``verified``, without the root
-    tokens: tuple[int, ...]  # committed token ids
+    tokens: tuple[int, ...]  # ids of the tokens that the step added to the text
     # Estimated seconds of a step, one request's part; ``None`` if the costs are unknown. ``n``
     # requests decode, and a forward pass over ``rows`` rows takes ``costs.at(rows)`` seconds.
     plain: float | None  # without draft tokens: ``costs.at(n) / n``
@@ -228,7 +228,8 @@ class DecisionTrace:
 
     steps: list[Decision] = field(default_factory=list)
     proposed: TokenTree | None = None  # tree that was proposed in the current step
-    draft_seconds: float = 0.0  # seconds that the drafter has taken in the current step
+    # seconds of drafters in the current step so far, this request's part
+    draft_seconds: float = 0.0
 
     def record_step(
         self,

@@ -116,7 +116,7 @@ def start_workers(
         )
         raise OptionError(msg)
     if config.recurrent is not None:
-        # Processes send each other keys and values of tokens, but no states.
+        # the processes exchange keys and values of tokens, but no states of recurrent layers
         msg = (
             f"workers: expected 1 for a model with recurrent layers, found {workers}; set 1, or "
             "use replicas"

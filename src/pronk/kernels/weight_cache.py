@@ -30,7 +30,7 @@ from pronk.base.errors import OptionError, describe_error
 from pronk.base.files.atomic import replace_file
 from pronk.kernels.library import VERSION
 
-_ALIGNMENT = 4096  # bytes
+_ALIGNMENT = 4096  # bytes; each matrix begins at a multiple of this in the file
 _MAX_HEADER_BYTES = 1 << 24
 
 

@@ -21,7 +21,7 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows
 from pronk.models.program import Program
 
-# weights ``[outputs, inputs]`` to pack
+# types of a matrix ``[outputs, inputs]`` that a backend can pack
 AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix
 
 

@@ -91,7 +91,8 @@ class Layer(Attention):
     router: Linear | None = None
     up: Linear | Experts  # gate and up projection, if the MLP is gated
     down: Linear | Experts
-    # the shared expert of a mixture, and the projection to the gate of its output
+    # Shared expert of a mixture, which every row uses, and the projection to the gate of its
+    # output.
     shared_up: Linear | None = None
     shared_down: Linear
     shared_gate: Linear | None = None
@@ -195,7 +196,8 @@ class ForwardWeights:
     # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
     formats: str
     nbytes: int  # size in memory in bytes, scales, minima and padding included
-    # size in the checkpoint's files, or in memory where that is less: what a token has to read
+    # Bytes that a forward pass of one row has to read at least: the weights' size in the
+    # checkpoint, or in memory if that is less, without experts that the row does not choose.
     floor_bytes: int
     count: int  # number of parameters
 
@@ -206,7 +208,7 @@ class ForwardWeights:
 
 
 def forward_weights(decoder: Decoder) -> ForwardWeights:
-    """Return the size and formats of the weights of a loaded model."""
+    """Return the size and formats of the weight matrices that a forward pass reads."""
     sizes = Counter[str]()
     count = 0
     for linear in decoder.linears():
@@ -240,7 +242,10 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 def expert_costs(decoder: Decoder) -> tuple[float, float]:
-    """Return the arguments of :class:`.CostModel` for a model with experts."""
+    """Return the share of experts in the bytes of one row, and the assumed overlap of two rows.
+
+    They are the arguments of :class:`.CostModel` for a model with experts.
+    """
     mixture = decoder.config.mixture
     assert mixture is not None, "expected a model with experts"
     total = sum(linear.packed.nbytes for linear in decoder.linears())

@@ -14,7 +14,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.models.config_reader import ConfigReader
 from pronk.models.gguf_reader import GgufReader
 
-# Beginning of the names of a multimodal model's language model.
+# beginning of the names of the language model's tensors in a multimodal checkpoint
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 
 
@@ -46,7 +46,8 @@ class TensorNames:
     interleaved_experts: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
-    ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of unused tensors; by default none
+    # pattern of the names of tensors that are not used; by default none
+    ignored: re.Pattern[str] = re.compile(r"(?!)")
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor without ``prefix``, and without that of a language model."""

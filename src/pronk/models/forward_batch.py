@@ -53,7 +53,7 @@ class BatchEntry(NamedTuple):
     # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are
     # sent when it is read.
     all_logits: bool = True
-    # if set, workers sample tokens and send these, not logits
+    # if set, worker processes sample tokens and send these instead of logits
     stateless_sampler: StatelessSampler | None = None
 
     @property
@@ -130,7 +130,7 @@ class ForwardBatch:
 
     @property
     def for_kernels(self) -> KernelBatch:
-        """The entries as C structures."""
+        """The entries as C structures, made at first use."""
         if self._for_kernels is None:
             self._for_kernels = KernelBatch(self.entries, self.logits_rows)
         return self._for_kernels
@@ -158,7 +158,7 @@ class ForwardBatch:
             )
             for entry in self.entries
         ]
-        self._recurrence = arguments  # keeps the memory alive
+        self._recurrence = arguments  # keeps the memory alive to which the C structures point
         return (CRecurrence * len(arguments))(*[each.struct for each in arguments])
 
     def slots(self, cache: PagedCache) -> NDArray[np.int64]:

@@ -52,7 +52,10 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
 
 
 def _has_tensor(checkpoint: AnyCheckpoint, name: str) -> bool:
-    """Return whether a layer has a tensor; ``name`` may lack the suffix ``.weight``."""
+    """Return whether some layer of the checkpoint has a tensor of this name within the layer.
+
+    ``name`` may lack the suffix ``.weight``.
+    """
     ends = (f".{name}", f".{name}.weight")
     return any(stored.endswith(ends) for stored in checkpoint)
 
@@ -316,7 +319,7 @@ def _have_equal_bytes(one: Array, other: Array) -> bool:
         return False
     one = as_bytes(one)
     other = as_bytes(other)
-    # The comparison of two slices needs as much memory as a slice.
+    # a comparison needs memory for its result, so it is made in slices
     slices = [
         slice(start, start + _COMPARED_BYTES) for start in range(0, len(one), _COMPARED_BYTES)
     ]

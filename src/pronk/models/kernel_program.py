@@ -88,7 +88,8 @@ class KernelProgram(Program):
         op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
         op.scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
-        if decoder.positions is not None:  # the kernels read both tables in one data type
+        # the kernels read token and position embeddings in the same data type
+        if decoder.positions is not None:
             op.positions = self._keep_alive(
                 decoder.positions.astype(decoder.embedding.dtype, copy=False)
             )

@@ -35,7 +35,7 @@ from pronk.drafting.tree_union import TreeUnion
 from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
 
-# Drafters whose heads may come with a model, the first choice first.
+# Drafters whose trained heads may come with a target model, in order of preference.
 _HEADS = ("eagle3", "mtp", "multi_token")
 
 
@@ -114,7 +114,7 @@ def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
 
 
 class AutoProposer(Proposer[States]):
-    """Proposes the union of several drafters' trees; each drafter is asked where it pays."""
+    """Proposes the union of several drafters' trees, each drafter where it saves time."""
 
     name = Auto.name
 

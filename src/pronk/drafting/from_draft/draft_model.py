@@ -111,7 +111,7 @@ class ModelProposer(Proposer[DraftCache]):
     ) -> list[Chain]:
         """Return a chain for each context.
 
-        It is empty if drafting does not pay or is impossible in this step.
+        A chain is empty if drafting is not expected to save time, or is impossible in this step.
         """
         chains = begin_chains(self, contexts, self.options.num_tokens, self._is_unsure, stops)
         self.draft.draft_chains([chain for chain in chains if not chain.is_full])
@@ -200,9 +200,9 @@ class DraftModel(ModelDrafter):
 
 
 def _default_model(drafter: str, target: Target) -> Path:
-    """Return the folder of pronk-tiny-draft.
+    """Return the folder of ``pronk-tiny-draft``, the draft model in a clone of the repository.
 
-    Raise OptionError if it is absent or of another vocabulary.
+    Raise ``OptionError`` if the folder is absent, or the target has another vocabulary.
     """
     path = clone_model("pronk-tiny-draft")
     if path is None or not _has_vocabulary_of(target, path):

@@ -34,7 +34,7 @@ from pronk.sampling.tree import TokenTree
 
 
 class _LastChain(NamedTuple):
-    """A request's last chain, with which the next outcome is compared."""
+    """The chain that was proposed last for a request, to be compared with what was accepted."""
 
     root_position: int  # position of the chain's root in the text, from 0
     tokens: Sequence[int]  # the chain's draft tokens
@@ -163,7 +163,8 @@ class ThresholdProposer(Proposer[States]):
         chain = state.last_chain
         if chain is None or outcome.position != chain.root_position:
             return
-        num_verified = outcome.tree.num_matched(chain.tokens)  # the chain's end may have been cut
+        # the engine may have cut the end of the chain
+        num_verified = outcome.tree.num_matched(chain.tokens)
         if not num_verified:
             return
         accepted = [outcome.tree.tokens[node] for node in outcome.path]

@@ -63,7 +63,7 @@ class Successors:
 
 @dataclass
 class RecyclingState:
-    """State of one request."""
+    """State of token recycling for one request."""
 
     # the request's own table, or with the option ``shared`` the table of all requests
     successors: Successors
@@ -122,7 +122,7 @@ class Recycling(Drafter):
 
 
 class RecyclingProposer(Proposer[RecyclingState]):
-    """Token recycling for all requests of a target."""
+    """Proposer of token recycling, for all requests of a target."""
 
     name = Recycling.name
     capabilities = Capabilities(logits=True, observes_all_steps=False)

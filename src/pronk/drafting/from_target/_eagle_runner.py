@@ -39,7 +39,7 @@ from pronk.sampling.tree import TokenTree
 
 Key = TypeVar("Key", bound=Hashable)
 
-_MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
+_MAX_ROWS = 4  # a pass with more rows per request is counted as reading text, not as drafting
 
 
 @dataclass
@@ -103,7 +103,8 @@ class EagleRunner:
 
         def next_logits(incomplete: Sequence[Chain]) -> list[Array]:
             own = [drafts[chain] for chain in incomplete]
-            if incomplete[0].draft_tokens:  # otherwise all chains are empty
+            # false in the first round, in which all chains are empty
+            if incomplete[0].draft_tokens:
                 for chain, draft in zip(incomplete, own, strict=True):
                     draft.add(len(draft.outputs) - 1, chain.tokens[-1])
                 self.extend(own)
@@ -128,7 +129,7 @@ class EagleRunner:
         }
         if drafts:
             self._run_texts([*drafts.values()])
-        # Draft tokens of another drafter at the end of each text.
+        # each text may end with draft tokens of another drafter, such as forced tokens
         others = [
             (draft, draft.context.tokens[draft.context.root + 1 :]) for draft in drafts.values()
         ]
@@ -156,7 +157,7 @@ class EagleRunner:
         return self._read_rows(draft, stop - len(cache.tokens), logits=True), first
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
-        """Run the new nodes of all drafts; each must have one."""
+        """Run the nodes of all drafts that are not computed yet; each draft must have one."""
         entries = list[BatchEntry]()
         features = list[Array]()
         for draft in drafts:

@@ -52,7 +52,7 @@ from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
-# folders of the heads that come with pronk; each has a card
+# folder of the heads that come with pronk, each in a folder with a model card
 _PACKAGED = Path(__file__).parents[2] / "heads"
 
 
@@ -183,7 +183,8 @@ class Eagle3Proposer(Proposer[DraftCache]):
     def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
         if self.options.num_nodes is None:
             return [chain.tree() for chain in self.chains(contexts)]
-        trees = [Chain(context, self.label).tree() for context in contexts]  # without draft tokens
+        # trees of a root alone, for requests that do not draft
+        trees = [Chain(context, self.label).tree() for context in contexts]
         active = {
             number: context
             for number, context in enumerate(contexts)
@@ -215,7 +216,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         return True
 
     def _pays(self, search: _Search) -> bool:
-        """Return whether children of the best nodes are worth a pass of the head."""
+        """Return whether a pass of the head for the best nodes is expected to save time."""
         context = search.draft.context
         plan = context.plan
         chain = plan.chain
@@ -244,7 +245,7 @@ class _Search:
     draft: HeadDraft
     options: Eagle3
     label: str
-    ids: DraftIds | None  # the target's token of each logit; ``None``: 0, 1, …
+    ids: DraftIds | None  # target's token id of each logit; ``None``: logit i is that of token i
     depth: int = 0
     best: list[tuple[float, float, int, int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -299,7 +300,7 @@ def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -
     """Refuse a head of another architecture, and warn about one of another target."""
     own = head.eagle.fingerprint
     verifier = head.eagle.verifier
-    # reads a part of every tensor of the target
+    # computed only if needed, because it reads a part of every tensor of the target
     fingerprint = None if own is None else target.fingerprint
     if own is not None and fingerprint is not None:
         if own.architecture != fingerprint.architecture:

@@ -121,7 +121,7 @@ class Chain:
         return not (is_interrupt_pending() or self.is_complete())
 
     def tree(self) -> TokenTree:
-        """Return the chain as a tree below the request's last token."""
+        """Return the chain as a token tree whose root is the last token of the request's text."""
         tokens = (self.context.tokens[-1], *self.tokens)
         parents = tuple(range(-1, len(self)))
         gain = (1.0, *self.gains)
@@ -129,7 +129,7 @@ class Chain:
         return TokenTree(tokens, parents, probs=self.distributions, gain=gain, origin=origin)
 
 
-# Callback ``stop(chain)``: returns whether a chain with one more token is complete.
+# Callback ``stop(chain)``: called after each new token; returns whether the chain ends there.
 Stop = Callable[[Chain], bool]
 
 # Callback ``chains(contexts, stops)``: returns a chain for each context. ``stops``, one for each

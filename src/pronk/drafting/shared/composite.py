@@ -59,10 +59,10 @@ def check_wraps_chains(options: Composite) -> Drafter:
         )
         raise OptionError(msg)
     if chains != inner:
-        if inner.name == name:  # the same wrapper twice: cape(cape(…))
+        if inner.name == name:  # the same wrapper is given twice: cape(cape(…))
             advice = f"one {inner.name} is enough"
         elif isinstance(inner, Composite):
-            # two wrappers in the wrong order, such as threshold(cape(…))
+            # two wrappers are given in the wrong order, such as threshold(cape(…))
             advice = f"write {inner.name}({name}(…)) instead"
         else:  # an option makes the drafter propose trees, as in multi_token(tree=…)
             advice = "leave out its tree"

@@ -297,9 +297,9 @@ class DraftRunner:
             cache.begin_at(max(0, length - 1 - most))
 
     def _reserve(self, cache: DraftCache, length: int, context: DraftContext[Any]) -> bool:
-        """Allocate KV slots for ``length`` tokens and the draft tokens.
+        """Allocate KV slots for ``length`` tokens of the text and for draft tokens.
 
-        Return False if they do not fit.
+        Return False if the text exceeds the model's context or the pool is full.
         """
         if length > self.context_length:
             return False

@@ -47,7 +47,7 @@ def _likeliest(logits: Array, count: int) -> list[Array]:
     if count == 1 or num_groups <= count:
         return [likeliest(row, count) if count > 1 else row.argmax(keepdims=True) for row in logits]
     grouped = num_groups * _GROUP
-    # group i: the ids i, i + num_groups, …
+    # group i has the ids i, i + num_groups, i + 2 num_groups, …
     maxima = logits[:, :grouped].reshape(rows, _GROUP, num_groups).max(1)
     members = np.arange(0, grouped, num_groups)[:, None]
     rest = np.arange(grouped, size)

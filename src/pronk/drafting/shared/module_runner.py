@@ -61,7 +61,8 @@ class ModuleRunner:
         self.target = target
         self.cache = open_pool(target, config)
         self._compile_part = compile_part
-        self._programs: dict[tuple[int, int], Program] = {}  # by part, and version of the KV pool
+        # by number of the part, and by version of the KV pool
+        self._programs: dict[tuple[int, int], Program] = {}
 
     def make_cache(self) -> DraftCache:
         """Return the empty cache of a new request."""

@@ -52,7 +52,7 @@ def extension_rule(proposer: Proposer[Any], context: DraftContext[Any]) -> Exten
     plan = context.plan
     max_tokens = context.max_tokens
     chain = plan.chain
-    if chain is None and plan.costs is not None:  # a composite drafter has no costs of its own
+    if chain is None and plan.costs is not None:  # a composite has no costs of its own in its plan
         chain = proposer.chain_costs(context, plan.costs)
     rate = context.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
     return lambda gains: len(gains) < max_tokens and plan.extends(gains, chain, rate, max_tokens)

@@ -231,14 +231,18 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
 
 
 def _has(stored: Collection[str], module: str) -> bool:
-    """Return whether the head's file has the weight of a module, quantized or not."""
+    """Return whether the head's file has a weight of the module, quantized or not."""
     return any(name.startswith(f"{module}.") for name in stored)
 
 
 def plan_head(
     eagle: EagleConfig, num_sources: int, stored: dict[str, str]
 ) -> Iterator[DecoderPart]:
-    """Yield the parts of a head, by the names of the layout speculators."""
+    """Yield the modules of a head with the tensors of each, named as in the layout speculators.
+
+    ``num_sources`` is the number of the target's layers that the head reads. ``stored`` maps these
+    names to those in the file.
+    """
     config = eagle.layers
     size = eagle.layers.hidden_size
     names = eagle.names
