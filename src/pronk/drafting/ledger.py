@@ -495,7 +495,8 @@ class RequestLedger:
     def charge_rest(self, seconds: float) -> None:
         """Divide the part of ``seconds`` that is not charged yet among the proposals of the step.
 
-        It is the time of decisions.
+        ``seconds`` is the duration of drafting for this request. The part that no drafter was
+        charged for is the time of the planner's decisions.
         """
         rest = seconds - self.charged
         self.charged = 0.0
