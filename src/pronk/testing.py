@@ -174,7 +174,7 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
-        """Ignore the outcome."""
+        """Do nothing: the proposals depend on the prompt alone."""
 
     def _tree(self, context: DraftContext[tuple[int, ...]]) -> TokenTree:
         length = len(context.tokens)

@@ -34,8 +34,10 @@ class Attention:
     reads: KVSource | None = None
     attention_norm: Norm | None = None
     qkv: Linear | StackedLinear
-    q_norm: Norm | None = None  # norm of each query head, or of all of them
-    k_norm: Norm | None = None  # norm of each key head, or of all of them
+    # norm of each query head, or with ``whole_qk_norm`` of all query heads together
+    q_norm: Norm | None = None
+    # norm of each key head, or with ``whole_qk_norm`` of all key heads together
+    k_norm: Norm | None = None
     # ``[heads]``: score of each head's attention sink, a key without value
     sinks: Array | None = None
     # Projection to the gates of gated attention, one output for each element of ``out``'s input.
@@ -60,7 +62,7 @@ class Attention:
         return WeightLayout(unit=self.config.head_dim if has_heads else None, several=has_heads)
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each."""
+        """Yield the linear layers; one that stacks several matrices yields each of them."""
         for value in vars(self).values():
             if isinstance(value, Linear | StackedLinear | Experts):
                 yield from value.parts

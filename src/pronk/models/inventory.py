@@ -246,7 +246,10 @@ def _stored_names(checkpoint: AnyCheckpoint, names: TensorNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return how quantized weights are stored, by layer names without the family's prefix."""
+    """Return, for each quantized weight, the tensors in which it is stored.
+
+    The keys are names of weights without the family's prefix.
+    """
     # The names of a checkpoint may have a prefix that canonical names lack, such as
     # ``model.language_model.``. Patterns of modules in quantization_config are written for names
     # with the prefix.

@@ -154,7 +154,7 @@ class KernelProgram(Program):
         return op
 
     def _rope_index(self, rope: RopeConfig, cache: PagedCache) -> int:
-        """Return the index of the table of ``rope`` in ``pronk_pass.rope``."""
+        """Return the index of a RoPE table among those that the program passes to the kernels."""
         if rope not in self._ropes:
             assert len(self._ropes) < NUM_ROPE_TABLES, (
                 f"expected at most {NUM_ROPE_TABLES} different rotations"
@@ -333,7 +333,7 @@ class KernelProgram(Program):
     def _make_pass(
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:
-        """Return the arguments of a forward pass without its results."""
+        """Return the arguments of a forward pass as a C structure, without addresses of results."""
         call = CForward()
         call.rows = len(stream)
         call.type = TYPES[self.dtype]

@@ -49,7 +49,8 @@ _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
 # of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
-# numbers of experts, and of tokens of a short convolution, of the checked layers
+# Number of experts of the checked mixture, and number of tokens of which the checked short
+# convolution takes the weighted sum.
 _EXPERTS = 5
 _TAPS = 3
 _VALUE_DIM = 24  # size of a value head of the checked recurrence
@@ -72,7 +73,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
                 return kernels
         error = self_check(kernels)
         if error is None:
-            # without the marker, the next process checks again
+            # if the marker cannot be written, the next process checks again
             with suppress(OSError, RuntimeError):
                 marker = _passed_marker(kernels)
                 marker.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,10 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 
 
 def _passed_marker(kernels: Kernels) -> Path:
-    """Return the path of the file that exists if the kernels have passed on this processor."""
+    """Return the path of a marker file, which exists if the kernels have passed their self-check.
+
+    The path depends on the library, the instruction set and the processor.
+    """
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 
 
@@ -239,7 +243,7 @@ def _check_layer(
 
 
 def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
-    """Return the config of a checked layer, and the shapes of its weights."""
+    """Return the config of a small layer for the self-check, and the shapes of its weights."""
     config = llama_config(hidden=64, layers=1, heads=4, kv_heads=2, mlp=96, vocab=32, context=128)
     sizes: dict[str, tuple[int, ...]] = {"out": (64, 64), "up": (2 * 96, 64), "down": (64, 96)}
     if kind == "convolution":
@@ -272,7 +276,7 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
 
 
 class _LayerRunner:
-    """Embedding and a layer, computed by the kernels, with a KV cache of one text."""
+    """Runs the small layer of the self-check, after an embedding, by the kernels on one text."""
 
     def __init__(
         self,

@@ -21,12 +21,12 @@ from pronk.sampling.sampler import Sampler
 
 
 class LayersResult(NamedTuple):
-    """Result of running rows through layers."""
+    """Outputs of the layers and of the LM head for the rows of a batch."""
 
     hidden: dict[int, Array]  # output ``[rows, hidden]`` of each layer that was asked for
     # float32 ``[rows, vocab]`` of the rows of all ``logits_nodes``; ``None`` without the LM head
     logits: Array | None
-    # experts read, summed over the layers; ``None``: not counted
+    # number of experts that the pass read, summed over the layers; ``None`` if it was not counted
     experts_read: int | None
 
 
@@ -46,7 +46,8 @@ class LayerExecutor:
         self.decoder = decoder
         self.cache = cache
         self.other_caches = other_caches
-        self.communication_seconds = 0.0  # spent so far on communication with worker processes
+        # seconds spent so far on communication with worker processes
+        self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
         # ``version`` of each KV cache when the programs were built; they contain addresses of its
         # memory
@@ -102,7 +103,11 @@ class LayerExecutor:
         )
 
     def _program(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
-        """Return the program of the first layers, and of the LM head if ``has_logits``."""
+        """Return the program of the first ``num_layers`` layers, compiled at first use.
+
+        It ends with the LM head if ``has_logits``, and returns the outputs of the layers
+        ``collect``.
+        """
         key = (num_layers, collect, has_logits)
         make = partial(self._compile, num_layers, collect, has_logits=has_logits)
         return self._cached_program(key, make)

@@ -75,7 +75,8 @@ class ModelRunner:
         # among several processes.
         is_alone = executor is None and not self._executor.has_dynamic_rope
         self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
-        self._final_norm: Program | None = None  # built by :meth:`final_norm`
+        # program of the final norm, built at the first call of :meth:`final_norm`
+        self._final_norm: Program | None = None
 
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Run one forward pass over a batch.
@@ -190,7 +191,8 @@ class ModelRunner:
         num_unread = sum([entry.logits_nodes.start for entry in entries])
         if num_unread > _MAX_CHAIN_ROWS * len(entries):
             self.cost_model.learn_prompt(batch.num_rows, seconds)
-        elif all(batch.logits_counts):  # short embeddings have no LM head
+        # a pass for embeddings runs without the LM head, so it takes less time and is left out
+        elif all(batch.logits_counts):
             self.cost_model.learn(
                 batch.num_rows,
                 batch.num_committed,

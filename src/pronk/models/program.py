@@ -67,7 +67,7 @@ class OutputRange(NamedTuple):
     """Scale and soft cap of a linear layer's outputs."""
 
     scale: float = 1.0
-    cap: float = 0.0  # 0: none
+    cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
 
 
 class KVSource(NamedTuple):
@@ -82,7 +82,7 @@ class KVSource(NamedTuple):
     source's layer.
     """
 
-    layer: int  # from 0
+    layer: int  # number of the layer, from 0
     cache: int = 0  # 0: the model's own cache; ``n > 0``: ``Program.other_caches[n - 1]``
 
 
@@ -141,14 +141,14 @@ class Program(ABC):
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def convolution(self, layer: Any, index: int) -> None:
-        """Append the short convolution of a decoder layer, with its residual connection."""
+        """Append the operations of a layer's short convolution, with its residual connection."""
         assert self.cache is not None
         self.linear(layer.gates, norm=layer.attention_norm, to="B")
         self.convolve(layer.filter, layer.filter_bias, self.cache, index)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def recurrence(self, layer: Any, index: int) -> None:
-        """Append the recurrence of a decoder layer, with its residual connection."""
+        """Append the operations of a recurrent layer's mixer, with its residual connection."""
         self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
         self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
         self.recur(layer, index)

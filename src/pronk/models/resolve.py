@@ -107,8 +107,8 @@ class Pair(NamedTuple):
     """A drafter with a model that was measured to make a target faster: a row of ``pairs.json``."""
 
     target: Fingerprint
-    drafter: str  # name of a drafter with the option ``model``
-    source: str  # the drafter's model
+    drafter: str  # name of a drafter that has the option ``model``, such as ``draft_model``
+    source: str  # value of this option: name of the draft model or head on the Hub
 
     @property
     def model(self) -> HubModel:

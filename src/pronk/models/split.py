@@ -66,7 +66,7 @@ class TensorSplit:
                 expected = f"expected a model without {part} for 'tensor'"
                 refuse("parallel", f"{expected}, {found}", OptionError)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
-            # Such a norm needs the sums of all processes.
+            # A norm of outputs needs the sum over all processes before the residual connection.
             expected = (
                 "expected a model with norms of the inputs of attention and MLP only for 'tensor'"
             )
@@ -166,10 +166,14 @@ class TensorSplit:
         return self._columns if name == "down" else None
 
     def _take_outputs(self, weight: Weight, name: str, sizes: Sequence[int], number: int) -> Weight:
-        """Return this process's outputs of a tensor: a view of one range, or a copy of several."""
+        """Return the rows of a tensor that are outputs of this process.
+
+        The result is a view if the rows are one range, else a copy. ``sizes`` has the number of
+        outputs of each stacked tensor, and ``number`` is the index of this one.
+        """
         begin = sum(sizes[:number])
         end = sum(sizes[: number + 1])
-        kept = list[range]()  # rows of the tensor
+        kept = list[range]()  # ranges of the tensor's rows that this process has
         for outputs in self._shard_outputs(name, sizes):
             first = max(outputs.start, begin)
             stop = min(outputs.stop, end)

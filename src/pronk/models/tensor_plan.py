@@ -28,7 +28,7 @@ from pronk.models.family import TensorNames
 class CheckpointTensor:
     """A tensor of a checkpoint, or the part of the tensor that belongs to one weight."""
 
-    name: str  # without the family's prefix
+    name: str  # name in the checkpoint, without the family's prefix
     # shape of the whole tensor, also if only an expert or some rows belong to the weight
     shape: tuple[int, ...]
     # number of the expert, an index into the first axis; ``None``: the whole tensor
@@ -90,8 +90,8 @@ def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Itera
 def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
     """Yield the parts of a decoder layer."""
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
-    # By module: number of outputs of each stacked matrix, number of inputs, whether there is a
-    # bias.
+    # For each module: number of outputs of each stacked matrix, number of inputs, whether there is
+    # a bias.
     linears = {
         "up": (up_sizes, config.hidden_size, config.mlp_bias),
         "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
@@ -172,7 +172,7 @@ def _take_rows(part: DecoderPart, rows: Sequence[HeadRows | None]) -> DecoderPar
     """Return a linear layer changed to use only some rows of each of its tensors."""
 
     def take(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:
-        # An empty tuple is that of absent biases.
+        # ``tensors`` is empty if the layer has no biases
         return tuple(
             replace(tensor, rows=taken)
             for tensor, taken in zip(tensors, rows[: len(tensors)], strict=True)
@@ -217,14 +217,14 @@ def _plan_recurrence(
         outputs = (recurrent.num_channels, recurrent.num_outputs)
         yield plan_linear(f"{path}.mixer_in", inputs, outputs, hidden)
     else:
-        # Queries, keys, values and gates of the outputs.
+        # The rows of a key head are its queries, keys, values and gates of the outputs.
         values = per_key_head * recurrent.value_dim
         sizes = (recurrent.key_dim, recurrent.key_dim, values, values)
         yield _plan_sections(f"{path}.mixer_in", inputs[0], key_heads, sizes, hidden)
     if len(gates) == 2:
         yield plan_linear(f"{path}.mixer_gates", gates, (value_heads,) * 2, hidden)
     else:
-        # Beta, then the decay.
+        # The rows of a key head are beta for each of its value heads, then the decay for each.
         numbers = (per_key_head, per_key_head)
         yield _plan_sections(f"{path}.mixer_gates", gates[0], key_heads, numbers, hidden)
     filter_ = f"{_stored_modules(names, index, 'mixer_filter')[0]}.weight"
@@ -312,7 +312,10 @@ def _plan_experts(
 
 
 def _bias_of(name: str) -> str:
-    """Return the name of experts' biases by that of their weights: ``….weight`` in GGUF files."""
+    """Return the name of the tensor of experts' biases, given that of their weights.
+
+    Names of weights end with ``.weight`` in GGUF files only.
+    """
     module = name.removesuffix(".weight")
     return f"{module}_bias" if module == name else f"{module}.bias"
 
