@@ -76,7 +76,7 @@ class AcceptanceStats:
         return (accepted + prior * _PRIOR_WEIGHT[0]) / (offered + _PRIOR_WEIGHT[0])
 
     def learn(self, label: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
-        """Count a draft token whose parent was right; ``right``: whether it is right, too."""
+        """Count a draft token whose parent equals the text; ``right``: whether it does, too."""
         key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
         count = self.counts.setdefault(key, [0.0, 0.0])
         count[0] += 1.0
@@ -107,7 +107,7 @@ class DrafterRates:
 
     @staticmethod
     def confidence_kind(confidence: float) -> int:
-        """Return the kind of a draft token with this confidence, 0..1."""
+        """Return the kind of a draft token with this confidence: thousandths, 1..999."""
         return min(max(round(1000 * confidence), 1), 999)
 
     def rate(self, kind: int, depth: int) -> float:
@@ -276,7 +276,7 @@ class AcceptanceFile:
 
     # counts of all requests; ``None`` if requests do not share their counts
     stats: AcceptanceStats | None
-    path: Path | None = None  # the file; ``None`` if the counts are not stored
+    path: Path | None = None  # path of the file; ``None`` if the counts are not stored
     model: str = ""  # fingerprint of the model; an empty string without a file
 
     @classmethod

@@ -11,7 +11,7 @@ Model = TypeVar("Model")
 
 
 class LoadedModels:
-    """The loaded models of one target's drafters, by folder; holds weak references only.
+    """The models that one target's drafters have loaded, held by weak references only.
 
     :class:`~pronk.drafting.proposer_cache.ProposerCache` keeps models alive, so that their memory
     is free after the last proposer that uses them. Iteration yields the models that are alive.

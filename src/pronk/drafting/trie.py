@@ -41,7 +41,9 @@ class Frontier(Generic[Candidate]):
 
 
 class Trie:
-    """Tree of draft tokens, grown node by node; :meth:`tree` returns the nodes of largest gain.
+    """Tree of draft tokens, grown node by node; :meth:`tree` returns the most promising nodes.
+
+    The *gain* of a node is the estimated probability that it and all nodes above it are accepted.
 
     Node 0 is the root, and nodes are numbered in order of insertion. For ``add(parent, token,
     gain)``::

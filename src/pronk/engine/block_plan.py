@@ -93,8 +93,9 @@ class BlockPlanner:
     def can_reserve_all(self, request: Request) -> bool:
         """Return whether a request may reserve the blocks of all its tokens at once.
 
-        It may if half of the empty blocks suffice for them and a step's draft tokens. A request
-        with a sliding window never does: it releases its first blocks while it runs.
+        Consecutive blocks are read faster. The request may reserve them if half of the empty blocks
+        suffice for all its tokens and for the draft tokens of a step. A request with a sliding
+        window never does: it releases its first blocks while it runs.
         """
         allocator = self.cache.allocator
         num_empty = allocator.num_free - len(allocator.evictable)

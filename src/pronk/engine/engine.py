@@ -145,7 +145,7 @@ class Engine:
         ``progress`` is called before each step with the number of completed requests. If one of the
         requests fails, its error is raised, and the others are aborted.
         """
-        with uninterrupted():  # Ctrl-C takes effect only in ``progress`` and in forward passes
+        with uninterrupted():  # so Ctrl-C takes effect only in ``progress`` and in forward passes
             try:
                 for request in requests:
                     self.add(request)

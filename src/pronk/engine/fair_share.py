@@ -30,7 +30,7 @@ class FairShare:
     # for each tenant with requests, when its last forward pass ended, or when it began to wait
     _last_passes: dict[str, float] = field(default_factory=dict)
     _in_pass: Collection[str] = ()  # tenants with requests in the current forward pass
-    # number of waiting and running requests by tenant
+    # for each tenant, the number of its waiting and running requests
     _num_requests: Counter[str] = field(default_factory=Counter)
 
     def join(self, tenant: str, now: float) -> None:

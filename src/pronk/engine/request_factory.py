@@ -86,8 +86,8 @@ class RequestFactory:
     ) -> list[list[int]]:
         """Return the token ids of each prompt, as :meth:`encode_prompt`.
 
-        A tokenizer in a child process has one limit of time for all of them: ``limit`` if some
-        prompts of a request were encoded before.
+        If the tokenizer runs in a child process, one time limit covers all prompts. ``limit`` is
+        the limit under which earlier prompts of the same request were encoded.
         """
         with shared_time(limit):
             return [self.encode_prompt(prompt) for prompt in prompts]

@@ -102,8 +102,8 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     """
     sampler = step.request.sampler
     # The coupled rule reads only the logits along the accepted path: the sampler checks these, and
-    # others may be infinite. The rejection rules depend on the logits of every draft token: check
-    # all.
+    # others may be infinite. The rejection rules depend on the logits of every draft token, so all
+    # are checked here.
     if step.request.params.rejects:
         _check_finite(logits[:])
     sampler.recover()  # an interrupted step may have left the sampler beyond the text's end

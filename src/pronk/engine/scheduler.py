@@ -211,7 +211,7 @@ class Scheduler:
         return None
 
     def _victims(self, request: Request, now: float) -> list[Request]:
-        """Return the running requests that may be preempted for ``request``, in this order."""
+        """Return the requests that may be preempted for ``request``, the first choice first."""
         victims = [each for each in reversed(self.running) if each.priority < request.priority]
         victims = [
             each for each in victims if each.tenant == request.tenant or not each.has_turn(now)

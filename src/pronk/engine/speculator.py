@@ -116,13 +116,11 @@ class Speculator:
         *,
         experts_read: float | None = None,
     ) -> None:
-        """End a step: pass outcomes to proposers.
+        """End a step: pass outcomes to the proposers; record durations, costs and savings.
 
-        Record durations, and what drafting cost and saved.
-
-        ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's
-        clock. ``batch`` is that of the forward pass, and ``experts_read`` that of
-        :class:`~pronk.models.model_runner.ForwardResult`.
+        ``outcomes`` are the verification results of the decoding requests. ``began`` is the time at
+        which the step began, by the runner's clock. ``batch`` are the rows of the forward pass, and
+        ``experts_read`` is the number of experts that it read, relative to a pass of one row.
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds

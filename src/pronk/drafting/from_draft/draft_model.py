@@ -55,8 +55,7 @@ class ModelDrafter(Drafter):
             8 rows: the root and 7 tokens.
         min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns
             the rule off. The confidence is the draft model's largest probability. Under the coupled
-            rule it includes the noise of the request's seed
-            (:mod:`pronk.drafting.from_draft.threshold`).
+            rule, the noise of the request's seed is added to the logits before.
     """
 
     model: str | None = None

@@ -147,7 +147,8 @@ class Mtp(Eagle3):
         """Return the target's folder if its checkpoint has an MTP head, or ``None``."""
         folder = target.folder
         if folder is not None and folder.is_dir():
-            with suppress(CheckpointError):  # the files have changed since the target was loaded
+            # raised if the files have changed since the target was loaded
+            with suppress(CheckpointError):
                 return folder if find_mtp_names(tuple(Checkpoint(folder))) is not None else None
         return None
 
@@ -262,9 +263,9 @@ class _Search:
         ]
 
     def expand(self) -> bool:
-        """Add children of the computed nodes to the tree.
+        """Add the likeliest children of the computed nodes to the tree.
 
-        Return whether some of them can get children.
+        Return whether the depth limit allows children of these children.
         """
         self.depth += 1
         found = list[tuple[float, float, int, int, tuple[int, ...]]]()

@@ -61,8 +61,8 @@ PRIORS = dict(
 # more than 1 because several indexes may propose the same node, so that a candidate adds none.
 _MAX_CANDIDATES_PER_NODE = 2
 
-# Maximum number of continuations of a match. Of more, those that first occurred latest are left
-# out, because a frequent continuation usually occurs early in the text.
+# Maximum number of continuations of a match. If there are more, those that first occurred latest
+# are left out, because a frequent continuation usually occurs early in the text.
 _MAX_CONTINUATIONS = 128
 
 _END = -1  # stands for the end of a text in ``PythonSuffixes``; no token has this id
@@ -147,9 +147,9 @@ class PythonSuffixes:
 
 
 class _Candidate(NamedTuple):
-    """A possible child of a node: a token that follows a match in one of the indices.
+    """A possible child of the node ``parent``: a token that follows a match in an index.
 
-    ``string`` is the match, ``number`` that of the index, ``parent`` the node.
+    ``number`` is that of the index, and ``string`` the match.
     """
 
     parent: int

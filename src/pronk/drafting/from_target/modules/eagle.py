@@ -79,7 +79,7 @@ class EagleHead(Decoder):
         self.draft_ids: DraftIds | None = None
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each, the LM head first."""
+        """Yield all linear layers, the LM head first; stacked matrices come one by one."""
         yield from super().linears()
         yield self.fc
 
@@ -129,7 +129,9 @@ class EagleHead(Decoder):
 
 
 class HeadFeature:
-    """The feature of a position, which the target's KV cache keeps for every token.
+    """Input of a head at one position of the text, computed from outputs of the target's layers.
+
+    The target's KV cache stores this *feature* for every token.
 
     EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output
     after the final norm.
@@ -195,7 +197,8 @@ class HeadFeature:
 def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
     """Load a head.
 
-    ``kind`` is ``"eagle3"`` or ``"mtp"``, and ``weights`` as in :class:`~pronk.llm.LLM`.
+    ``kind`` is ``"eagle3"`` or ``"mtp"``. ``weights`` tells how the weights are stored in memory,
+    as the option of this name of :class:`~pronk.llm.LLM`.
 
     Raises:
         CheckpointError: the files are missing or damaged, or no head of this kind.

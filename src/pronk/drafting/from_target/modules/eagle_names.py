@@ -26,8 +26,8 @@ class HeadNames(TensorNames):
     """Names of a head's tensors.
 
     Attributes:
-        renames: name in the file, or its beginning if it ends with a dot, and the name that
-            replaces it; the first match counts.
+        renames: maps a name in the file to the name that replaces it. A key that ends with a dot is
+            the beginning of names. The first key that matches is used.
         own: whether the file has only the head; otherwise tensors without a match in ``renames``
             are the target's.
         embedding_first: whether the embedding comes before the hidden state in the input of ``fc``,
