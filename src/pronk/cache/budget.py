@@ -90,9 +90,9 @@ class KVBudget:
 
     All pools have the same number of blocks, and blocks of the same number of tokens. A request
     releases its blocks of all pools together. A draft model's pool therefore usually has enough
-    blocks for the target's requests. Exceptions: the target has a sliding window, requests share
-    blocks, or two drafters of a request use one draft model. A drafter without blocks proposes
-    nothing. The pool of a deleted drafter is freed when the next pool is added.
+    blocks for the target's requests. It may have too few if the target has a sliding window, if
+    requests share blocks, or if two drafters of a request use one draft model. A drafter that gets
+    no blocks proposes nothing. The pool of a deleted drafter is freed when the next pool is added.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 _WINDOW = 8  # number of recent passes by which the speed and each level are measured
-_ROW = 0.15  # c until a pass with several rows is measured, in passes of one row
+_ROW = 0.15  # value of c before a pass with several rows is measured, in units of a pass of one row
 # In the line and in the regression, the factor by which the weight of each earlier pass falls with
 # every new pass: to one half after 140 passes.
 _KEEP = 0.995
@@ -61,10 +61,11 @@ class CostCurve(NamedTuple):
     """
 
     speed: float  # seconds of a pass of one row without context
-    # b of the formula: part that does not depend on rows, in passes of one row
+    # b of the formula: time that does not depend on the number of rows, in units of a pass of one
+    # row
     start: float = 1.0 - _ROW
-    slope: float = _ROW  # c of the formula: time of each row, in passes of one row
-    context: float = 0.0  # d times the number of cached tokens, in passes of one row
+    slope: float = _ROW  # c of the formula: time per row, in units of a pass of one row
+    context: float = 0.0  # d times the number of cached tokens, in units of a pass of one row
     experts: float = 0.0  # share of experts in the bytes of weights that a pass of one row reads
     overlap: float = 1.0  # probability that two rows choose the same expert
 

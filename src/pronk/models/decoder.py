@@ -182,7 +182,7 @@ class Decoder:
         return found
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each, the LM head first.
+        """Yield all linear layers, the LM head first; stacked matrices come one by one.
 
         A tied head counts once.
         """

@@ -71,8 +71,8 @@ class ModelRunner:
         self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, other_caches)
-        # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass
-        # among several processes.
+        # Whether :meth:`draft_chain` is available. It is not if several processes share each
+        # forward pass, nor if rotations depend on the length of the prompt.
         is_alone = executor is None and not self._executor.has_dynamic_rope
         self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
         # program of the final norm, built at the first call of :meth:`final_norm`

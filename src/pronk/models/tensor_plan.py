@@ -70,7 +70,10 @@ class DecoderPart:
 
 
 def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Iterator[DecoderPart]:
-    """Yield every part of the decoder; ``names`` are by default those of the config's family."""
+    """Yield each module of the decoder, with the checkpoint tensors that it stacks.
+
+    ``names`` are by default those of the config's family.
+    """
     names = names or get_family(config.family).names
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
@@ -88,7 +91,7 @@ def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Itera
 
 
 def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
-    """Yield the parts of a decoder layer."""
+    """Yield each module of layer ``index``, from 0, with the checkpoint tensors that it stacks."""
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
     # For each module: number of outputs of each stacked matrix, number of inputs, whether there is
     # a bias.
@@ -129,7 +132,10 @@ def _stored_modules(names: TensorNames, index: int, module: str) -> tuple[str, .
 
 
 def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
-    """Yield the projections of a layer's attention and its sinks, without norms."""
+    """Yield the projections and sinks of a layer's attention, with their checkpoint tensors.
+
+    The norms are left out.
+    """
     hidden = config.hidden_size
     qkv = _stored_modules(names, index, "qkv")
     out = _stored_modules(names, index, "out")
@@ -345,7 +351,11 @@ def plan_linear(
     bias: bool = False,
     transposed: bool = False,
 ) -> DecoderPart:
-    """Return a linear layer of stacked matrices; ``outputs`` has the number of outputs of each."""
+    """Return the checkpoint tensors that are stacked to a linear layer.
+
+    ``target`` is the layer's attribute path in the decoder. ``stored`` has the names of the stacked
+    modules in the checkpoint, and ``outputs`` the number of outputs of each.
+    """
     sizes = list(zip(stored, outputs, strict=True))
     weight = tuple(
         CheckpointTensor(f"{name}.weight", (inputs, size) if transposed else (size, inputs))
@@ -358,7 +368,11 @@ def plan_linear(
 
 
 def plan_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
-    """Return a norm over ``size`` features."""
+    """Return the checkpoint tensors of a norm over ``size`` features.
+
+    ``target`` is the norm's attribute path in the decoder, and ``stored`` its name in the
+    checkpoint.
+    """
     bias = (CheckpointTensor(f"{stored}.bias", (size,)),) if config.norm == "layer" else ()
     weight = (CheckpointTensor(f"{stored}.weight", (size,)),)
     return DecoderPart(target, "norm", weight, bias, offset=config.norm_offset)

@@ -245,7 +245,8 @@ _NAMES = replace(
     log_decay=True,
     ignored=re.compile(rf"{LLAMA_NAMES.ignored.pattern}|visual\..*"),
 )
-# The matrices of recurrent layers have the rows of one key head after the other.
+# In Qwen3-Next, the matrices of recurrent layers have all rows of the first key head, then those of
+# the next one.
 _NEXT_NAMES = replace(
     _NAMES,
     layer={
