@@ -527,8 +527,10 @@ class StatePool:
 
 
 def _spread(newest: int) -> set[int]:
-    """Return numbers of blocks up to ``newest``, ever farther apart: for each ``i`` the last two
-    multiples of ``2 ** i``. Of 126, these are 126, 125, 124, 120, 112, 96 and 64.
+    """Return numbers of blocks up to ``newest``, ever farther apart.
+
+    For each ``i``, these are the last two multiples of ``2 ** i``. Of 126, they are 126, 125, 124,
+    120, 112, 96 and 64.
     """
     numbers = set[int]()
     for shift in range(newest.bit_length()):
