@@ -66,6 +66,7 @@ sanitize: $(SANITIZED)
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \
 		tests/models/test_kv_sources.py::test_trees_of_several_requests \
+		tests/models/test_recurrence.py::test_chunks tests/models/test_state_traffic.py \
 		tests/drafting/from_text/test_growth.py \
 		--deselect tests/kernels/test_choices.py::test_samples_follow_the_softmax_of_the_logits \
 		--deselect tests/kernels/test_choices.py::test_samples_equal_numpys

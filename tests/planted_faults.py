@@ -161,8 +161,8 @@ _STATES = (
     Fault(
         "a replayed token only lets the state decay",
         "kernels/csrc/recurrence.inc",
-        "      vstore(to + at, vfma(key, d[n], vmul(vload(from + at), decay)));\n",
-        "      vstore(to + at, vmul(vload(from + at), decay));\n",
+        "vstore(to + n * 16, vfma(key, d[n], vmul(vload(from + n * 16), decay)));\n",
+        "vstore(to + n * 16, vmul(vload(from + n * 16), decay));\n",
         "models/test_recurrence.py::test_random_scripts",
     ),
     Fault(
@@ -175,8 +175,8 @@ _STATES = (
     Fault(
         "a state decays after its update",
         "kernels/csrc/recurrence.inc",
-        "      vf next = vfma(key, d[n], vmul(vload(from + at), decay));\n",
-        "      vf next = vmul(vfma(key, d[n], vload(from + at)), decay);\n",
+        "row = vfma(vset(update_k[i]), d[n], vmul(row, update_decay));\n",
+        "row = vmul(vfma(vset(update_k[i]), d[n], row), update_decay);\n",
         "models/test_recurrence.py::test_formulas",
     ),
     Fault(
@@ -239,8 +239,8 @@ _STATES = (
     Fault(
         "a text goes on from disk with the state of the block before",
         "cache/prompt_cache.py",
-        "self._state_keys(digests[stop - 1 : stop])",
-        "self._state_keys(digests[stop - 2 : stop - 1])",
+        "self.store.read(self._state_keys(digests[stop - 1 : stop]))",
+        "self.store.read(self._state_keys(digests[stop - 2 : stop - 1]))",
         "engine/test_disk_states.py",
     ),
     Fault(

@@ -78,8 +78,8 @@ def tiny_checkpoint(
     """Write a random Llama model (float32, 300 token ids); return its folder.
 
     The weights are scaled so that the most likely token has a probability of about 0.5, as in a
-    trained model, and that greedy texts do not loop. A comparison of looping texts would prove
-    little.
+    trained model, and that greedy texts do not loop. A comparison of looping texts would miss many
+    errors.
 
     Args:
         folder: the folder to write.
@@ -139,7 +139,7 @@ def tiny_checkpoint(
 
 
 class ScriptedProposer(Proposer[tuple[int, ...]]):
-    """Proposer that knows the continuations of prompts.
+    """Proposer for tests, which is given the continuations of prompts and proposes them.
 
     A draft tree is a chain of correct tokens. Each has a wrong token as its sibling, so that the
     tests also see rejections.
@@ -155,8 +155,8 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         Args:
             texts: for each prompt its continuation, both as token ids.
             depth: maximum length of a chain.
-            astray: if the number of tokens so far is a multiple of this number, the chain contains
-                a wrong token.
+            astray: where the number of tokens so far is a multiple of this number, one token of the
+                chain is replaced by a wrong one.
         """
         self.texts = dict(texts)
         self.depth = depth
@@ -174,7 +174,7 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
-        """Ignore the outcome."""
+        """Do nothing: the proposals depend on the prompt alone."""
 
     def _tree(self, context: DraftContext[tuple[int, ...]]) -> TokenTree:
         length = len(context.tokens)
@@ -212,8 +212,8 @@ def assert_lossless(
         drafter: drafter to test.
         prompts: texts to continue; include some for which the drafter proposes.
         max_tokens: length of each continuation.
-        guesses: whether to fail if no draft token was verified, because the test would then prove
-            nothing. With ``False``, only the texts are compared.
+        guesses: whether to fail if no draft token was verified, because the comparison would then
+            test nothing. With ``False``, only the texts are compared.
 
     Raises:
         AssertionError: a text differs, the drafter raised an exception, or no draft token was

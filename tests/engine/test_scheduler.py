@@ -38,6 +38,8 @@ class Fake:
     start_time: float = 0.0
     cache_salt: bytes = b""
     adapter: None = None
+    branch_positions: tuple[int, ...] = ()
+    has_samples: bool = False
     computes_whole_prompt: bool = False
     needs_draft_slots: bool = True
     stats: Stats = field(default_factory=Stats)
@@ -87,6 +89,8 @@ class FakeCache:
     block_size = BLOCK
     version = 0
     prompt_cache = None
+    states = None
+    num_free_updates = None
 
     def __init__(self, num_blocks: int, window: int | None = None) -> None:
         self.allocator = BlockAllocator(num_blocks, BLOCK)
@@ -105,6 +109,17 @@ class FakeCache:
     def has_cached_block(self, digest: bytes) -> bool:
         return False
 
+    def has_states(self, block_table: BlockTable) -> bool:
+        return True
+
+    def want_checkpoints(
+        self, block_table: BlockTable, positions: tuple[int, ...], fork_at: int | None
+    ) -> None:
+        pass
+
+    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable | None:
+        return self.allocator.fork(block_table, tokens)
+
     def release_outside_window(self, block_table: BlockTable) -> None:
         if self.window is not None:
             self.allocator.release_before(block_table, block_table.length - self.window + 1)
@@ -114,6 +129,9 @@ class FakeCache:
 
     def release(self, block_table: BlockTable) -> None:
         self.allocator.release(block_table)
+
+    def reset(self) -> None:
+        self.allocator.reset()
 
 
 def scheduler(

@@ -2,6 +2,7 @@
 fresh reading.
 """
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -207,6 +208,48 @@ def test_samples_of_a_prompt(counts: StateCounts) -> None:
     assert total(got, "accepted") > 0
 
 
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("chunk", [16, 19, 512])
+def test_samples_start_from_a_copy(chunk: int, shares: bool) -> None:
+    """Other samples read the last token of the prompt only, also without a prefix cache."""
+    decoder = tiny_decoder(FLOAT32, **RECURRENT)
+    for length in (20, 48, 49):
+        options = SamplingParams(max_tokens=6, temperature=0.9, n=3, seed=3, logprobs=2)
+        separate = samples(TURN[:length], options)
+        for each in separate:
+            each.parent = None
+            run(make_engine(decoder), [each])
+        made = engine(share_prefixes=shares, prefill_chunk=chunk)
+        got = samples(TURN[:length], options)
+        run(made, got)
+        assert_same(got, separate)
+        assert [each.stats.cached_tokens for each in got] == [0, length - 1, length - 1]
+        assert_idle(made)
+
+
+def test_prompts_again() -> None:
+    """The same prompt takes over all full blocks but that of its last token."""
+    for length in (31, 32, 33, 48, 49):
+        made = engine(share_prefixes=True)
+        for cached in (0, (length - 1) // 16 * 16):
+            request = make_request(TURN[:length], SamplingParams(max_tokens=1))
+            run(made, [request])
+            assert request.stats.cached_tokens == cached
+
+
+def test_prompts_with_a_common_beginning() -> None:
+    """A long prompt in one pass leaves checkpoints at ever larger distances."""
+    text = [*TURN, *TURN]
+    made = engine(share_prefixes=True, state_counts=StateCounts(2, 12, 40))
+    hits = dict[int, int]()
+    for end in (len(text), 140, 100, 70):
+        request = make_request([*text[:end], 7, 7, 7], SamplingParams(max_tokens=1))
+        run(made, [request])
+        hits[end] = request.stats.cached_tokens
+    # The first prompt has checkpoints after 4, 8, 10 and 11 blocks of 16 tokens.
+    assert hits == {180: 0, 140: 128, 100: 64, 70: 64}
+
+
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_rules_do_not_depend_on_how_a_text_is_computed(rule: Any) -> None:
     """Under these rules texts depend on the draft tokens, which are equal here: no chunk is the
@@ -342,7 +385,12 @@ def test_a_draft_model_that_skips_text(name: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(DraftCache, "begin_at", begin)
     want = plain(FLOAT32, "repetitive", **RECURRENT)
-    made = engine(costs=CostCurve(1.0, 1e-3, 1e-6), share_prefixes=True)
+    ticks = itertools.count()
+    made = engine(
+        costs=CostCurve(1.0, 1e-3, 1e-6),
+        share_prefixes=True,
+        clock=lambda: next(ticks) * 1e-5,  # decisions must not depend on the machine's speed
+    )
     proposer = drafter(DRAFTS[name], want).bind(made.target)
     for each in within(proposer, ModelProposer):
         each.draft.relative_size = 0.001

@@ -33,6 +33,9 @@ SHAPES = {
     "tiled": replace(GROUPED, tiled_heads=True),
     "equal": RecurrentConfig((True, True), 3, 3, 16, 16, taps=2),
     "wide": RecurrentConfig((True, True), 1, 2, 32, 128, taps=4),
+    # a row of 88 + 8 numbers fills its memory: nothing may be written behind it
+    "odd": RecurrentConfig((True, True), 1, 1, 40, 8, taps=3),
+    "odd_keys": RecurrentConfig((True, True), 1, 2, 7, 5, taps=3),
     "one_tap": RecurrentConfig((True, True), 2, 2, 16, 40, taps=1),
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)

@@ -1,8 +1,8 @@
 """SQLite database of the KV blocks on disk: tables, transactions and errors.
 
-SQLite belongs to Python's standard library, and no database is needed that is faster: writes are
-limited by the disk (200 to 300 MB/s), and reads of 3 to 7 GB/s are faster than the computation of a
-block's checksum.
+SQLite belongs to Python's standard library. A faster database would not help: writes are limited by
+the disk (200 to 300 MB/s), and reads of 3 to 7 GB/s are faster than the computation of a block's
+checksum.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ CREATE TABLE contents (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 _WRITE_TIMEOUT = 10.0  # seconds to wait for the lock of another process
-_MODE_ATTEMPTS = 100  # attempts to set the journal mode, while other processes set it, too
-_MODE_PAUSE = 0.02  # seconds between these attempts
+# number of attempts to set the journal mode, which fail while another process sets it
+_MODE_ATTEMPTS = 100
+_MODE_PAUSE = 0.02  # seconds between attempts to set the journal mode
 _PAGE_BYTES = 1 << 14  # page size of the database: large pages read faster, small ones waste less
 
 # SQLite's messages may quote a name in the database. If the name is damaged, Python cannot decode
@@ -189,7 +190,7 @@ def connect(path: Path, timeout: float | None = None) -> sqlite3.Connection:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Set the journal mode.
+    """Switch the database to a write-ahead log, so that reads do not wait for writes.
 
     While another process sets the mode, SQLite fails at once in spite of the connection's timeout;
     the attempt is then repeated.

@@ -43,7 +43,7 @@ _READ_TIMEOUT = 0.5
 
 @dataclass
 class StoreCounts:
-    """Blocks and bytes that this process has read and written since its start."""
+    """Numbers of blocks and bytes that this process has read and written since its start."""
 
     blocks_read: int = 0
     bytes_read: int = 0
@@ -57,8 +57,9 @@ class StoreCounts:
 class _Job:
     """One task of the writer thread.
 
-    ``chain`` are the keys of a text's blocks, from the start of the text; their time of use becomes
-    the present. ``blocks`` are the contents to store, by index in ``chain``.
+    ``chain`` has the keys of a text's blocks, from the start of the text. All of them are recorded
+    as used now, so that they are evicted late. ``blocks`` has the contents to store, by index in
+    ``chain``.
     """
 
     chain: Sequence[bytes] = ()
@@ -143,7 +144,7 @@ class BlockStore:
         return key in self._writer.known
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether the queue has room for blocks of ``num_bytes`` bytes."""
+        """Return whether the write queue can take blocks of ``num_bytes`` bytes more."""
         return self._writer.has_room(num_bytes)
 
     def write(self, chain: Sequence[bytes], blocks: Mapping[int, bytes]) -> None:
@@ -196,7 +197,7 @@ class BlockStore:
 
 
 class _Reader:
-    """Owner of the connection for reading, which opens it again some time after a failure."""
+    """Owner of the connection for reading, which is opened again a minute after a failure."""
 
     def __init__(self, path: Path, errors: DatabaseErrors) -> None:
         self._path = path
@@ -342,7 +343,7 @@ class _Writer:
                 continue
             content = job.blocks.get(index)
             if content is None or not self._make_room(connection, len(content), earliest):
-                self.known.discard(key)  # so that the prompt cache offers the block again
+                self.known.discard(key)  # not stored, so the prompt cache may offer the block again
                 continue
             self._insert(connection, key, content, used)
 

@@ -39,7 +39,8 @@ class BlockTable:
         contiguous: whether the block numbers are consecutive.
         digests: digests of the text up to the end of the first, second, … full block; see
             :mod:`pronk.cache.prefix`.
-        num_stored: number of leading blocks that are on disk, or queued for it.
+        num_stored: number of leading blocks whose contents are on disk or queued to be written
+            there.
         version: ``PagedCache.version`` at the first allocation. After a change of the cache's
             version, the prefix cache takes no blocks of this table.
         adapter: number of the adapter that computes these tokens in every forward pass; -1: none.
@@ -106,7 +107,7 @@ class BlockAllocator:
         self._empty = FreeRuns(num_blocks)
 
     def set_prefix_cache(self, prefix_cache: PrefixCache) -> None:
-        """Connect a prefix cache without blocks; all evictable blocks become empty."""
+        """Connect a prefix cache that has no blocks; all evictable blocks become empty."""
         self.prefix_cache = prefix_cache
         for run in to_runs(self.evictable):
             self._empty.add(run)
@@ -175,11 +176,12 @@ class BlockAllocator:
         return forked
 
     def assign_cached(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Let an empty table hold ``blocks``, each from another table or from the prefix cache."""
+        """Let an empty table share ``blocks``, each held by another table or the prefix cache."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.evictable[block]  # no table holds the block, so the prefix cache does
+                # since no table holds the block, it is in the prefix cache only
+                del self.evictable[block]
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.update_derived()
@@ -211,7 +213,9 @@ class BlockAllocator:
         return old, new
 
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
-        """Release the blocks that hold only tokens before ``token``.
+        """Release the blocks of a table that hold only tokens before position ``token``.
+
+        Called when a sliding window has moved on: no later token attends to the released ones.
 
         Returns:
             The blocks that became empty.
@@ -230,7 +234,7 @@ class BlockAllocator:
         return self._release_blocks(block_table, 0)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
-        """Release all blocks except the blocks of the first ``tokens`` tokens.
+        """Release the blocks of a table that its first ``tokens`` tokens do not need.
 
         Returns:
             The blocks that became empty.
@@ -309,7 +313,7 @@ class FreeRuns:
         return (number for run in self._runs for number in run)
 
     def best_fit(self, length: int) -> range:
-        """Return the shortest run of at least ``length`` numbers; else the longest run."""
+        """Return the shortest run of at least ``length`` numbers, or else the longest run."""
         long_enough = [run for run in self._runs if len(run) >= length]
         if long_enough:
             return min(long_enough, key=len)

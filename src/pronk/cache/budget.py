@@ -22,7 +22,8 @@ BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-_DRAFT_SLOTS = 128  # slots for draft tokens that the default size adds to each full context
+# KV slots for draft tokens, which the default size of a pool has for each request
+_DRAFT_SLOTS = 128
 _MAX_MEMORY_FRACTION = 0.25  # maximum share of the machine's memory for pools of the default size
 _ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
 
@@ -89,9 +90,9 @@ class KVBudget:
 
     All pools have the same number of blocks, and blocks of the same number of tokens. A request
     releases its blocks of all pools together. A draft model's pool therefore usually has enough
-    blocks for the target's requests. Exceptions: the target has a sliding window, requests share
-    blocks, or two drafters of a request use one draft model. A drafter without blocks proposes
-    nothing. The pool of a deleted drafter is freed when the next pool is added.
+    blocks for the target's requests. It may have too few if the target has a sliding window, if
+    requests share blocks, or if two drafters of a request use one draft model. A drafter that gets
+    no blocks proposes nothing. The pool of a deleted drafter is freed when the next pool is added.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class KVBudget:
         self.max_requests = max_requests
         total_bytes = memory or machine_memory() or _ASSUMED_MEMORY
         self._max_bytes = int(total_bytes * _MAX_MEMORY_FRACTION) // processes
-        # Blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`.
+        # number of blocks for ``max_requests`` full contexts of the target; ``None`` before
+        # :meth:`add`
         self._max_blocks: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
@@ -167,7 +169,11 @@ class KVBudget:
         return pool
 
     def save_feature(self, pool: PagedCache, feature: SavedFeature, owner: object) -> None:
-        """Shrink all pools, and call :meth:`PagedCache.save_feature` of ``pool``.
+        """Let a pool store a feature of every token besides keys and values, within the budget.
+
+        For drafters that read the target's hidden states. All pools shrink to make space, then
+        :meth:`PagedCache.save_feature` is called; the feature is stored as long as ``owner``
+        exists.
 
         Raises:
             OptionError: as in :meth:`add`.
@@ -177,7 +183,10 @@ class KVBudget:
         pool.save_feature(feature, owner)
 
     def _count_states(self, config: ModelConfig) -> StateCounts | None:
-        """Return the numbers of states of recurrent layers: half of the budget is for them."""
+        """Return how many states of recurrent layers to store, in half of the budget.
+
+        ``None`` for a model without recurrent layers.
+        """
         if config.recurrent is None:
             return None
         num_bytes = self._max_bytes if self.num_bytes is None else self.num_bytes
@@ -208,7 +217,8 @@ class KVBudget:
     def _num_blocks(self, block_bytes: int, fixed_bytes: int) -> int:
         """Return the number of blocks per pool.
 
-        ``block_bytes`` are those of one block of each pool, ``fixed_bytes`` those of all states.
+        ``block_bytes`` is the size of one block of every pool together, and ``fixed_bytes`` that of
+        the states of recurrent layers.
         """
         if self.num_bytes is None:
             num_blocks = (self._max_bytes - fixed_bytes) // block_bytes

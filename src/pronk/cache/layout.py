@@ -1,8 +1,8 @@
 """Memory layout of one layer's keys and values.
 
-The kernels read values as rows, one per slot. They read keys as panels of 16 slots, so that a
-vector register holds the same dimension of 16 keys. Keys and values have the model's dtype, or 8
-bits. The kernels also write both.
+The kernels read and write values as rows, one per slot. They read and write keys as panels of 16
+slots, so that a vector register holds the same dimension of 16 keys. The numbers have the model's
+dtype, or are quantized to 8 bits.
 
 ================  ========================================================
 rows              ``[kv_heads, slots, head_dim]``
@@ -38,7 +38,7 @@ class PoolLayout:
     """
 
     def __init__(self, panel: int = 1, num_adjacent: int = 1, *, int8: bool = False) -> None:
-        """Describe a layout of the table at the top of this module.
+        """Create one of the layouts in the table at the top of this module.
 
         Args:
             panel: slots per panel; 1 for rows.
@@ -50,7 +50,7 @@ class PoolLayout:
         self._int8 = int8
 
     def shape(self, slots: int, head_dim: int) -> tuple[int, ...]:
-        """Return the shape of the pool without its first dimension, the heads."""
+        """Return the shape of a pool, without its first dimension, the heads."""
         width = head_dim + (_SCALE_BYTES if self._int8 else 0)
         if self.panel == 1:
             return slots, width
@@ -104,12 +104,12 @@ def _num_convolutions(config: ModelConfig) -> int:
 def fill_poison(pool: Array, poison: float) -> None:
     """Overwrite an array with ``poison``, so that tests detect reads of it.
 
-    An array of 8 bits is filled with a byte that makes the scales NaN if ``poison`` is NaN, else
-    huge.
+    In an int8 array, every byte gets the same value. If ``poison`` is NaN, the value makes the
+    float32 scales NaN; otherwise it makes them huge.
     """
     if pool.dtype != INT8:
         pool[...] = poison
     elif math.isnan(poison):
-        pool[...] = -1  # four of these bytes are NaN in float32
+        pool[...] = -1  # float32 scales of four such bytes are NaN
     else:
-        pool[...] = 100  # four of these bytes are 1.7e22 in float32
+        pool[...] = 100  # float32 scales of four such bytes are 1.7e22

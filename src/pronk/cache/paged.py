@@ -178,6 +178,7 @@ class PagedCache:
         self.states = StatePool(self.config, counts, self.block_size, self.poison)
         self.version += 1
         if self.prefix_cache is not None:
+            self.states.caches_prefixes = True
             self.prefix_cache.on_evict = self.states.drop_checkpoint
 
     def rope_table(self, rope: RopeConfig) -> RopeTable:
@@ -488,13 +489,33 @@ class PagedCache:
         """Number of draft tokens that recurrent layers have room for; ``None``: no limit."""
         return None if self.states is None else self.states.num_free_updates
 
-    def want_checkpoints(self, block_table: BlockTable, positions: tuple[int, ...]) -> None:
-        """Ask for checkpoints of the states at the ends of the last blocks before ``positions``.
+    def want_checkpoints(
+        self, block_table: BlockTable, positions: tuple[int, ...], fork_at: int | None = None
+    ) -> None:
+        """Ask for copies of the states of recurrent layers.
 
-        The positions are numbers of tokens, from the beginning of the text.
+        Args:
+            block_table: table of the text.
+            positions: numbers of tokens; checkpoints are wanted at the ends of the last blocks
+                before them.
+            fork_at: number of tokens after which :meth:`fork` will be called; ``None``: it will not
+                be.
         """
         if block_table.states is not None:
             block_table.states.wanted = positions
+            block_table.states.fork_at = fork_at
+
+    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable | None:
+        """Return a new table that shares the blocks of the first ``tokens`` tokens.
+
+        ``None`` if the states of recurrent layers after these tokens are not known; see
+        :meth:`want_checkpoints`.
+        """
+        forked = self.allocator.fork(block_table, tokens)
+        if self.states is not None and not self.states.fork(block_table, forked):
+            self.release(forked)
+            return None
+        return forked
 
     def has_states(self, block_table: BlockTable) -> bool:
         """Return whether the states of recurrent layers are those of the committed tokens.

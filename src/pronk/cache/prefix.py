@@ -1,9 +1,14 @@
-"""Prefix cache: full blocks of committed tokens, found by a digest of the text up to their end.
+"""Prefix cache: finds the KV blocks of earlier texts that begin with the same tokens.
 
-``digest(block) = hash(digest(previous block), tokens of the block)``. The chain begins with a hash
-of the tenant's salt. The hash function is keyed, with a random key per process or the key of the
-prompt cache on disk. Besides the digest, the tokens are compared. If no block is empty, the
-allocator takes cached blocks that no table holds, least recently used first.
+Only full blocks of committed tokens are cached. The key of a block is a digest of the text up to
+the end of the block::
+
+    digest(block) = hash(digest(previous block), tokens of the block)
+
+The chain of digests begins with a hash of the request's salt, so that requests with different salts
+share no blocks. The hash function is keyed, with a random key per process or the key of the prompt
+cache on disk. Besides the digest, the tokens are compared. If no block is empty, the allocator
+takes cached blocks that no table holds, least recently used first.
 """
 
 from __future__ import annotations
@@ -164,7 +169,7 @@ class PrefixCache:
         return digest
 
     def _last_digest(self, digests: Sequence[bytes], salt: bytes) -> bytes:
-        """Return the last of the digests, or the start of the chain, a digest of the salt."""
+        """Return the digest of the last block, or that of the salt if there is no block yet."""
         return digests[-1] if digests else self._digest(b"", salt)
 
     def _digest(self, parent: bytes, tokens: bytes) -> bytes:

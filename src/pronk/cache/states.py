@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array, mapped_zeros
-from pronk.base.errors import CacheFullError
+from pronk.base.errors import CacheFullError, PronkError
 from pronk.cache.checkpoints import Checkpoints
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig
 from pronk.kernels.structures import CRecurrence
@@ -45,8 +45,15 @@ _MAX_DRAFT = 128  # draft tokens per pass for which there is room
 _LANES = 16  # numbers of a vector in the kernels; rows of states are padded to whole vectors
 
 
-class StateError(Exception):
-    """A state has taken over tokens whose rows must be computed again, or lacks tokens."""
+class StateError(PronkError):
+    """A state is not that of the committed tokens, because an earlier pass was interrupted.
+
+    The scheduler finds such requests before a pass (:meth:`StatePool.is_complete`), and lets them
+    read their texts again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("expected the state of the committed tokens, found that of other ones")
 
 
 class StateCounts(NamedTuple):
@@ -78,8 +85,10 @@ class StateTable:
         nodes: update slots of the nodes of the last pass, -1 for tokens that the state has taken
             over.
         wanted: positions in the text at which checkpoints are wanted besides the usual ones.
-        copies: ``(position, slot)`` of checkpoints that the last pass has written, before the
-            prefix cache has the digests of their blocks.
+        fork_at: number of tokens after which other samples of the prompt start; ``None``: there
+            are none.
+        copies: ``(position, slot)`` of copies of the state that passes have written: checkpoints
+            before the prefix cache has the digests of their blocks, and the copy at ``fork_at``.
         own_checkpoints: numbers of blocks of this text whose checkpoints this table has added.
     """
 
@@ -88,6 +97,7 @@ class StateTable:
     path: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     wanted: tuple[int, ...] = ()
+    fork_at: int | None = None
     copies: list[tuple[int, int]] = field(default_factory=list)
     own_checkpoints: list[int] = field(default_factory=list)
     # The kernels add to it when a pass is complete. So it is right even if the caller of a pass is
@@ -110,6 +120,7 @@ class StatePool:
             the last tokens of the state, the oldest first.
         updates: by layer, float32 ``[num_updates, …]``; ``recurrence.inc`` has the parts.
         checkpoints: copies of states.
+        caches_prefixes: whether checkpoints are of use: later prompts can share blocks.
         traffic: int64 ``[2]``, bytes of states that passes have read and written, without those of
             convolutions; ``None``: they are not counted.
     """
@@ -129,6 +140,7 @@ class StatePool:
         self.counts = counts
         self.block_size = block_size
         self.poison = poison
+        self.caches_prefixes = False
         self.traffic: Array | None = None
         self.num_slots = counts.requests + counts.checkpoints
         self.num_updates = counts.updates
@@ -171,7 +183,7 @@ class StatePool:
         return len(self._free_updates)
 
     def reserve(self, block_table: BlockTable) -> None:
-        """Give a request a state, if it has none: of the empty text, or of a checkpoint.
+        """Give a request a state, if it has none: that of the empty text.
 
         Raises:
             CacheFullError: all states are taken.
@@ -198,6 +210,20 @@ class StatePool:
             for array in arrays.values():
                 array[table.slot] = array[checkpoint]
         table.c_length.value = block_table.length
+
+    def fork(self, block_table: BlockTable, forked: BlockTable) -> bool:
+        """Give a table with the first tokens of another one the state after these tokens.
+
+        Return False if there is no copy of it, or no free state.
+        """
+        table = block_table.states
+        if table is None or not self.has_free_state:
+            return False
+        for position, slot in table.copies:
+            if position == forked.length <= table.length:
+                self.restore(forked, slot)
+                return True
+        return False
 
     def begin_pass(
         self,
@@ -374,7 +400,7 @@ class StatePool:
             number = position // self.block_size
             if position > table.length:
                 self._free_slot(slot)  # the pass that should have written it did not run
-            elif number > len(block_table.digests):
+            elif position == table.fork_at or number > len(block_table.digests):
                 left.append((position, slot))
             elif self.checkpoints.add(block_table.digests[number - 1], slot):
                 table.own_checkpoints.append(number)
@@ -434,9 +460,9 @@ class StatePool:
         for _, slot in [each for each in table.copies if each[0] > table.length]:
             self._free_slot(slot)  # of a pass that did not run
         table.copies = [each for each in table.copies if each[0] <= table.length]
-        size = self.block_size
-        ends = {position // size * size for position in table.wanted if position <= length}
-        ends.add(length // size * size)
+        ends = self._checkpoint_ends(table, length) if self.caches_prefixes else set[int]()
+        if table.fork_at is not None and table.fork_at <= length:
+            ends.add(table.fork_at)
         taken = {position for position, _ in table.copies}
         planned = list[tuple[int, int]]()
         for end in sorted(end for end in ends - taken if end > table.length):
@@ -447,11 +473,18 @@ class StatePool:
         pairs = [(end - table.length, slot) for end, slot in planned]
         return np.array(pairs, np.int32).reshape(len(pairs), 2)
 
+    def _checkpoint_ends(self, table: StateTable, length: int) -> set[int]:
+        """Return where a text of ``length`` tokens should have checkpoints: ends of full blocks."""
+        size = self.block_size
+        numbers = _spread(length // size)
+        numbers |= {position // size for position in table.wanted if position <= length}
+        return {number * size for number in numbers}
+
     def _thin_out(self, block_table: BlockTable, newest: int) -> None:
-        """Drop own checkpoints that are neither wanted nor ``newest >> i << i`` for any ``i``."""
+        """Drop own checkpoints that are neither wanted nor in ``_spread(newest)``."""
         table = block_table.states
         assert table is not None
-        kept = {newest >> shift << shift for shift in range(newest.bit_length())}
+        kept = _spread(newest)
         for number in self._unwanted_checkpoints(table):
             if number not in kept:
                 self.drop_checkpoint(block_table.digests[number - 1])
@@ -491,6 +524,19 @@ class StatePool:
                     array[slot] = self.poison
         is_checkpoint = slot >= self.counts.requests
         (self._free_checkpoints if is_checkpoint else self._free_requests).append(slot)
+
+
+def _spread(newest: int) -> set[int]:
+    """Return numbers of blocks up to ``newest``, ever farther apart.
+
+    For each ``i``, these are the last two multiples of ``2 ** i``. Of 126, they are 126, 125, 124,
+    120, 112, 96 and 64.
+    """
+    numbers = set[int]()
+    for shift in range(newest.bit_length()):
+        last = newest >> shift << shift
+        numbers |= {last, last - (1 << shift)}
+    return {number for number in numbers if number > 0}
 
 
 def count_states(config: ModelConfig, max_requests: int, num_bytes: int) -> StateCounts:

@@ -33,39 +33,50 @@ from pronk.base.files.regular import is_folder, read_input
 from pronk.models.loader import Fingerprint
 from pronk.sampling.tree import TokenTree
 
-# Draft tokens of one request and drafter that count for all requests, so that one text does not
-# decide for the others.
+# Largest number of draft tokens of one drafter in one request that are counted for all requests.
+# With this limit a single long text does not determine the rates of other texts.
 _SHARE = 256
-_MAX_COUNT = 4096.0  # draft tokens of one kind after which the counts of this kind are halved
-# draft tokens that the prior counts for: for all requests, for one request
+# number of counted draft tokens of a kind at which its counts are halved, so that old ones fade
+_MAX_COUNT = 4096.0
+# Weight of the prior rate, in draft tokens: in the counts of all requests, and in those of one
+# request.
 _PRIOR_WEIGHT = (16.0, 4.0)
-_KEEP = 0.98  # weight of a step of a request relative to the next one: half after 34 steps
-_MAX_DEPTH = 4  # larger depths count as this one
-_TEMPERATURES = (0.0, 0.5, 1.0)  # upper bounds of the classes of temperatures
+# in a request's counts, weight of a step relative to the next one: one half after 34 steps
+_KEEP = 0.98
+_MAX_DEPTH = 4  # draft tokens at larger depths are counted together with those at this depth
+# upper bounds of the ranges of temperatures that are counted separately
+_TEMPERATURES = (0.0, 0.5, 1.0)
 
-_ALL = -1  # kind of the counts over all kinds of a drafter
+_ALL = -1  # in place of a kind: counts over all kinds of a drafter's draft tokens
 _FORMAT = "pronk-calibration/2"  # files of the first format counted only verified draft tokens
 
-# Drafter, kind, depth and class of temperatures of draft tokens.
+# Key of a pair of counts: label of the drafter, kind of draft token, depth, and index of the
+# temperature class.
 _Key = tuple[str, int, int, int]
 
 
 class AcceptanceStats:
-    """Counts of all requests: no tokens, and nothing of a text."""
+    """Acceptance counts over all requests, by drafter, kind of draft token, depth and temperature.
+
+    The counts contain no token ids, so they reveal no text.
+    """
 
     def __init__(self) -> None:
-        # By key: number of draft tokens whose parent equals the text, and of those that equal it as
-        # well.
+        # For each key, two counts: draft tokens whose parent was right (equal to the text), and how
+        # many of these were right themselves.
         self.counts: dict[_Key, list[float]] = {}
 
     def rate(self, label: str, kind: int, depth: int, temperature: float, prior: float) -> float:
-        """Return the acceptance rate of a kind; ``prior`` is the rate before any count."""
+        """Return the acceptance rate of a drafter's draft tokens of a kind at a depth.
+
+        ``label`` is the drafter's, and ``prior`` the rate assumed before any count.
+        """
         key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
         offered, accepted = self.counts.get(key, (0.0, 0.0))
         return (accepted + prior * _PRIOR_WEIGHT[0]) / (offered + _PRIOR_WEIGHT[0])
 
     def learn(self, label: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
-        """Count a draft token whose parent equals the text."""
+        """Count a draft token whose parent equals the text; ``right``: whether it does, too."""
         key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
         count = self.counts.setdefault(key, [0.0, 0.0])
         count[0] += 1.0
@@ -81,21 +92,22 @@ class DrafterRates:
     PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
 
     label: str
-    # By kind, the rate before any count. ``None``: kinds are confidences in thousandths, 1..999,
-    # which are the rates before any count; they are counted by tenths.
+    # For each kind of draft token, the rate assumed before any count. ``None``: a kind is the
+    # confidence of a draft token in thousandths, 1..999, and this confidence is the rate assumed;
+    # the counts are kept by tenths of confidence.
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
-    # By kind: draft tokens whose parent equals the text, and those that equal it as well; earlier
-    # steps weigh less.
+    # For each kind, the number of draft tokens whose parent was right (equal to the text), and how
+    # many of these were right themselves. Earlier steps weigh less.
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
-    _left: int = _SHARE
+    _left: int = _SHARE  # number of draft tokens that may still be counted for all requests
     _shared_rates: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @staticmethod
     def confidence_kind(confidence: float) -> int:
-        """Return the kind of a draft token with this confidence, 0..1."""
+        """Return the kind of a draft token with this confidence: thousandths, 1..999."""
         return min(max(round(1000 * confidence), 1), 999)
 
     def rate(self, kind: int, depth: int) -> float:
@@ -107,24 +119,26 @@ class DrafterRates:
         return min(max(kind / 1000 + self._rate(tenth, depth, middle) - middle, 0.001), 0.999)
 
     def mean(self, prior: float) -> float:
-        """Return the acceptance rate over all kinds and depths.
+        """Return the acceptance rate over all kinds and depths of this drafter's draft tokens.
 
-        ``prior`` is that before any count.
+        ``prior`` is the rate assumed before any count.
         """
         return self._rate(_ALL, 1, prior)
 
     def prior(self, kind: int, depth: int) -> float:
-        """Return the rate of a kind by other requests, the prior of this one.
+        """Return the acceptance rate of a kind at a depth, by the counts of all requests.
 
-        Fixed for the first use.
+        It is the prior of this request's own rate. It is read once, at the first use, and then
+        fixed for the request.
         """
         assert self.priors is not None
         return self._shared(kind, depth, self.priors[kind])
 
     def learn(self, kind: int, depth: int, *, right: bool, share: bool) -> None:
-        """Count a draft token whose parent equals the text.
+        """Count a draft token whose parent was right (equal to the text).
 
-        ``share`` counts it for all requests, too.
+        ``right``: whether the token is right, too. ``share``: whether it also counts for all
+        requests.
         """
         own = kind if self.priors is not None else kind // 100
         for each in (own, _ALL):
@@ -136,7 +150,7 @@ class DrafterRates:
             self.shared.learn(self.label, _ALL, 1, self.temperature, right=right)
 
     def fade(self) -> None:
-        """Lower the weight of what was counted in earlier steps."""
+        """Lower the weight of the counts of earlier steps; called once per step."""
         for counts in (self.offered, self.taken):
             for kind in counts:
                 counts[kind] *= _KEEP
@@ -160,18 +174,19 @@ class DrafterRates:
 
 @dataclass
 class _Proposal:
-    """A proposed tree that the text has not passed yet."""
+    """A proposed tree, some of whose draft tokens may still equal the text to come."""
 
-    # tokens before the root that were not certain when the tree was proposed, the next one last
+    # Draft tokens of another drafter between the text and the tree's root, in reverse order. The
+    # tree counts only if the text continues with them.
     lead: list[int]
     tree: TokenTree
-    node: int = 0  # node that the text has reached
+    node: int = 0  # last node whose token equals the text so far
 
 
 class RequestAcceptance:
-    """Acceptance rates of one request by drafter, and its proposals that are still undecided.
+    """Acceptance rates of one request by drafter, and its proposals that are still to be counted.
 
-    A proposal is undecided until the text has passed it.
+    A proposal is followed until the text has diverged from it or has reached its end.
     """
 
     def __init__(
@@ -191,10 +206,14 @@ class RequestAcceptance:
         self.private = private
         self._drafters: dict[str, DrafterRates] = {}
         self._proposals: dict[str, _Proposal] = {}
-        self._counted: dict[str, DrafterRates] = {}  # drafters with counts of the step before
+        # rates of the drafters that were counted in the step before
+        self._counted: dict[str, DrafterRates] = {}
 
     def rates(self, name: str, priors: Mapping[int, float] | None = None) -> DrafterRates:
-        """Return the rates of a drafter; see :class:`DrafterRates` for ``priors``."""
+        """Return the acceptance rates of a drafter in this request, created at first use.
+
+        ``priors`` are the rates assumed before any count (:class:`DrafterRates`).
+        """
         found = self._drafters.get(name)
         if found is None:
             found = self._drafters[name] = DrafterRates(
@@ -203,17 +222,18 @@ class RequestAcceptance:
         return found
 
     def propose(self, slot: str, lead: Sequence[int], tree: TokenTree) -> None:
-        """Remember a proposal, to be counted as the text passes it.
+        """Remember a proposal, whose draft tokens are counted as the text grows.
 
-        Each ``slot`` holds one proposal. A new one is ignored while the text may still pass more of
-        the old one: so each drafter is judged as if it drafted alone, from the place where its last
-        proposal ended.
+        ``slot`` is a name that holds one proposal, usually that of the drafter. While the old
+        proposal of a slot may still be right, a new one is ignored. So each drafter is measured as
+        if it drafted alone: it proposes again where its last proposal ended. ``lead`` are draft
+        tokens of another drafter between the text and the tree's root.
         """
         if len(tree.tokens) > 1 and tree.origin is not None and slot not in self._proposals:
             self._proposals[slot] = _Proposal([*lead[::-1]], tree)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Count the proposals' draft tokens that the new ``tokens`` of the text decide on."""
+        """Compare the remembered proposals with new tokens of the text, and count the result."""
         for rates in self._counted.values():
             rates.fade()
         self._counted.clear()
@@ -222,7 +242,10 @@ class RequestAcceptance:
                 del self._proposals[slot]
 
     def _passes(self, proposal: _Proposal, tokens: Sequence[int]) -> bool:
-        """Move a proposal along the text; return whether nothing of it can be right any more."""
+        """Follow a proposal along new tokens of the text; return whether it is finished.
+
+        It is finished if the text has diverged from it or has reached a leaf of the tree.
+        """
         tree = proposal.tree
         origin = proposal.tree.origin
         assert origin is not None
@@ -251,18 +274,18 @@ class RequestAcceptance:
 class AcceptanceFile:
     """Acceptance counts of one model, and their file: JSON with the model's fingerprint."""
 
-    # counts of all requests; ``None`` if each request has only its own
+    # counts of all requests; ``None`` if requests do not share their counts
     stats: AcceptanceStats | None
-    path: Path | None = None  # the file; ``None`` if the counts are not stored
-    model: str = ""  # fingerprint of the model; empty without a file
+    path: Path | None = None  # path of the file; ``None`` if the counts are not stored
+    model: str = ""  # fingerprint of the model; an empty string without a file
 
     @classmethod
     def open(cls, calibration: bool | str | Path, model: Path) -> AcceptanceFile:
         """Return the counts of a file, or no counts if there is no file yet.
 
-        ``calibration`` is the file, or whether requests share their counts. ``model`` is the folder
-        of the model. Raises ``OptionError`` if the file cannot be read, is damaged or of another
-        model, or its folder does not exist.
+        ``calibration`` is the path of the file. Without a file it is a flag: whether requests share
+        their counts. ``model`` is the folder of the model. Raises ``OptionError`` if the file
+        cannot be read, is damaged or of another model, or its folder does not exist.
         """
         if isinstance(calibration, bool):
             return cls(AcceptanceStats() if calibration else None)
@@ -339,7 +362,7 @@ def _read(path: Path, model: str) -> AcceptanceStats:
 
 
 def _are_rows(rows: Any) -> bool:
-    """Return whether ``rows`` are rows of a file.
+    """Return whether ``rows`` are valid rows of a file of acceptance counts.
 
     A row has a drafter, a kind, a depth, a class of temperatures and two counts.
     """

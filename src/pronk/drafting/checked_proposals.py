@@ -1,4 +1,4 @@
-"""Proposals of a drafter, which may be a stranger's: checked once, where they arrive."""
+"""Checks of proposed trees, made once per proposal because a drafter may be a plug-in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from pronk.sampling.tree import TokenTree
 def call_propose(
     proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
 ) -> Sequence[TokenTree]:
-    """Return the trees of ``proposer.propose(contexts)``, checked; composites call their parts so.
+    """Return the trees of ``proposer.propose(contexts)`` after checking them.
+
+    Composite drafters call their parts by this function, too.
 
     Raises:
         OptionError: there is not one tree per context, or the root of a tree is not the last token

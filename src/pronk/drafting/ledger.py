@@ -6,12 +6,13 @@
                                               +  1 % of the elapsed seconds  +  two forward passes
 
 Before a proposal is made, its expected seconds are compared with what may still be lost, the
-*allowance*. A forward pass is the longest one so far that reads no prompt. The seconds of draft
-rows and the savings are those of the cost model. The bound is exceeded at most by what one step's
-proposals take beyond their expected seconds, and by one step's rows that may not be dropped: trees
-that the rejection rules verify whole, and the window of lookahead. Drafting is the time in
-proposals and in their observation, without the first proposal of each drafter, which prepares it. A
-proposal counts as at most twice its expected seconds, because other processes may interrupt it.
+*allowance*. Each of the two forward passes counts as long as the longest pass so far that read no
+prompt. The seconds of draft rows and the savings are those of the cost model. The bound is exceeded
+at most by what one step's proposals take beyond their expected seconds, and by one step's rows that
+may not be dropped: trees that the rejection rules verify whole, and the window of lookahead.
+Drafting is the time in proposals and in their observation, without the first proposal of each
+drafter, which prepares it. A proposal counts as at most twice its expected seconds, because other
+processes may interrupt it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,13 @@ from pronk.sampling.tree import TokenTree
 if TYPE_CHECKING:
     from pronk.drafting.proposer import DraftContext, Proposer
 
-_LOSS_SHARE = 0.01  # part of the elapsed time that may be lost, all of it for learning if need be
-_PASSES = 2.0  # forward passes that may be lost in addition
-_PRIOR_TOKENS = 2.0  # weight, in tokens, of the prior that a drafter adds what it is expected to
-# Weight of a step relative to the next one in what a drafter adds: half after 7 steps.
+# fraction of the elapsed time that drafting may lose; measuring acceptance rates may use all of it
+_LOSS_SHARE = 0.01
+_PASSES = 2.0  # number of forward passes whose time drafting may lose in addition
+# initial number of tokens that a drafter was expected to add and has added: the estimate is right
+_PRIOR_TOKENS = 2.0
+# In the mean number of tokens that a drafter adds to a step, the weight of a step relative to the
+# next one. The weight falls to one half after 7 steps.
 _KEEP = 0.9
 
 
@@ -53,96 +57,104 @@ _KEEP = 0.9
 class Contribution:
     """Decayed mean of the tokens that a drafter adds to a step.
 
-    Each step counts by its *room*: the probability that earlier drafters have missed the next
-    token.
+    The weight of a step is its *room*: the probability that no drafter before this one has proposed
+    the right next token. Older steps weigh less.
     """
 
-    total: float = 0.0
-    weight: float = 0.0  # sum of the rooms
-    step: int = 0  # number of the step that the weights are for
+    total: float = 0.0  # decayed sum of the tokens added
+    weight: float = 0.0  # decayed sum of the steps' rooms
+    step: int = 0  # number of the last recorded step, down to which earlier steps are decayed
 
     def learn(self, added: float, room: float, step: int) -> None:
-        """Record the tokens added in step number ``step``."""
+        """Record the tokens that the drafter added in step number ``step``, of weight ``room``."""
         keep = _KEEP ** (step - self.step)
         self.total = keep * self.total + added
         self.weight = keep * self.weight + room
         self.step = step
 
     def mean(self, prior: float, step: int) -> float:
-        """Return the mean in step number ``step``; ``prior`` counts like one room."""
+        """Return the mean as of step number ``step``.
+
+        ``prior`` is the mean assumed before any step; it has the weight of one step with room 1.
+        """
         keep = _KEEP ** (step - self.step)
         return (keep * self.total + prior) / (keep * self.weight + 1.0)
 
 
 @dataclass(slots=True)
 class DrafterRecord:
-    """Measurements of a drafter over all requests."""
+    """Measurements of one drafter's durations and accepted tokens, over all requests."""
 
     # The proposer that the planner considered last, as long as it exists.
     proposer: ReferenceType[Proposer[Any]] | None = None
-    # Seconds of the last proposals, each in a list that later charges add to.
+    # Seconds of each of the last proposals. Each is a list of one number, to which the drafter's
+    # later calls in the same step add.
     durations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=8))
-    # Seconds of the last proposals of a chain, without prefill and draft tokens.
+    # Seconds of each of the last chains that needed no prefill, without the seconds per draft
+    # token.
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-    learned: float = 0.0  # seconds of proposals that were not expected to pay
+    learned: float = 0.0  # seconds of proposals that were made only to measure acceptance rates
     contribution: Contribution = field(default_factory=Contribution)
-    num_calls: int = 0  # calls, each for all requests of a step
-    num_proposals: int = 0  # proposals, one per request
-    # Tokens that the proposals were expected to add to their steps, and that they have added.
+    num_calls: int = 0  # number of calls of ``propose``, each for all requests of a step
+    num_proposals: int = 0  # number of proposals, one per request and call
+    # Tokens that the proposals were expected to add to their steps, and tokens that they have added
+    # in fact. The ratio of the two corrects later estimates.
     expected: float = _PRIOR_TOKENS
     added: float = _PRIOR_TOKENS
 
     @property
     def is_live(self) -> bool:
-        """Whether the drafter may propose again: its proposer exists."""
+        """Whether the drafter may propose again: its proposer has not been deleted."""
         return self.proposer is not None and self.proposer() is not None
 
     @property
     def seconds(self) -> float:
-        """Expected seconds of a proposal; 0 before the second one."""
+        """Expected seconds of a proposal: the median of the last ones; 0 before the second call."""
         middle = len(self.durations) // 2
         return sorted(self.durations)[middle][0] if self.durations else 0.0
 
     @property
     def start(self) -> float:
-        """Expected seconds of a chain's proposal, without prefill and draft tokens."""
+        """Expected seconds of a chain in addition to prefill and those per draft token."""
         return usual(self.starts) if self.starts else 0.0
 
 
 class FinishedStep(NamedTuple):
-    """A step after its forward pass, for :meth:`Ledger.record_step`."""
+    """Durations and counts of a finished step, for :meth:`Ledger.record_step`."""
 
-    seconds: float  # duration without drafters
-    drafting: float  # seconds of all drafters: proposals, observation, start
-    num_decoding: int  # requests that decoded, one row each without draft tokens
-    num_prompt_rows: int = 0  # tokens of prompts
-    num_draft_rows: int = 0  # verified draft tokens of all requests
-    num_saved: int = 0  # plain steps that accepted draft tokens made unnecessary, of all requests
+    seconds: float  # duration of the step in seconds, without the time of drafters
+    drafting: float  # seconds in which drafters started requests, proposed and observed
+    num_decoding: int  # number of requests that decoded, each with one row and its draft rows
+    num_prompt_rows: int = 0  # number of prompt tokens that the step read
+    num_draft_rows: int = 0  # number of verified draft tokens, of all requests
+    # number of steps that accepted draft tokens made unnecessary, summed over the requests
+    num_saved: int = 0
     has_drafters: bool = True  # whether a request of the step has a drafter that may propose
 
 
 @dataclass
 class Ledger:
-    """Seconds that an engine's steps have spent on drafting and saved by it, and its drafters.
+    """Totals of the seconds that drafting has cost and saved in an engine; its drafters' records.
 
     A step begins with :meth:`begin_step`, and ends with :meth:`record_step`.
     """
 
-    elapsed: float = 0.0  # all steps with a request that has a drafter
-    longest: float = 0.0  # longest forward pass that reads no prompt
-    spent: float = 0.0  # drafting and draft rows, without the first proposal of each drafter
-    saved: float = 0.0  # plain steps that accepted draft tokens made unnecessary
-    # By name, created on first use.
+    elapsed: float = 0.0  # seconds of all steps with a request that has a drafter
+    longest: float = 0.0  # seconds of the longest forward pass so far that read no prompt
+    # seconds of drafting and of draft rows, without the first proposal of each drafter
+    spent: float = 0.0
+    saved: float = 0.0  # seconds of the plain steps that accepted draft tokens made unnecessary
+    # Measurements of each drafter by its name, created at first use.
     drafters: defaultdict[str, DrafterRecord] = field(
         default_factory=lambda: defaultdict(DrafterRecord)
     )
-    # Costs of this step; ``None``: not known, or everything is drafted whatever it costs.
+    # Costs of this step; ``None``: they are not known, or they are ignored (``budget="all"``).
     costs: StepCosts | None = None
-    num_drafting: int = 1  # requests that may draft in this step
+    num_drafting: int = 1  # number of requests that may draft in this step
 
     @property
     def allowance(self) -> float:
-        """Seconds that may still be lost."""
+        """Seconds that drafting may still lose within the bound of the module's description."""
         return _LOSS_SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
 
     @property
@@ -154,12 +166,12 @@ class Ledger:
         return self.allowance / self.num_drafting
 
     def begin_step(self, costs: StepCosts | None, num_drafting: int) -> None:
-        """Begin a step, in which ``num_drafting`` requests may draft."""
+        """Begin a step of these costs, in which ``num_drafting`` requests may draft."""
         self.costs = costs
         self.num_drafting = max(1, num_drafting)
 
     def record_step(self, step: FinishedStep, requests: Iterable[RequestLedger]) -> None:
-        """Record what drafting cost and saved.
+        """Add the seconds that drafting cost and saved in a finished step to the totals.
 
         The seconds of draft rows and of savings are those of the cost model, because other
         processes may prolong a single pass. The seconds of proposals are recorded already, by
@@ -169,7 +181,7 @@ class Ledger:
             step: the step.
             requests: ledgers of its decoding requests.
         """
-        # Time without any drafter allows no loss.
+        # Drafting may lose a fraction of the time of steps with drafters only.
         if step.has_drafters:
             self.elapsed += step.seconds + step.drafting
         if self.costs is None or not step.num_decoding:
@@ -178,7 +190,7 @@ class Ledger:
         num_plain_rows = step.num_decoding + step.num_prompt_rows
         expected = curve.at(num_plain_rows + step.num_draft_rows)
         if not step.num_prompt_rows:
-            # A disturbed pass counts as at most twice the estimated one.
+            # Other processes can prolong a pass, so it counts as at most twice its estimate.
             self.longest = max(self.longest, min(step.seconds, 2.0 * expected))
         self.spent += expected - curve.at(num_plain_rows)
         self.saved += step.num_saved * curve.at(step.num_decoding) / step.num_decoding
@@ -187,9 +199,11 @@ class Ledger:
                 request.regret.seconds += (step.seconds + step.drafting) / step.num_decoding
 
     def learning_time(self, record: DrafterRecord, seconds: float) -> float:
-        """Return the ``elapsed`` at which a drafter's time for learning covers ``seconds`` more.
+        """Return the ``elapsed`` from which a drafter may spend ``seconds`` more on learning.
 
-        The drafters that still exist have equal parts of what the others have left.
+        Learning (proposals made only to measure acceptance rates) may take 1 % of the elapsed time.
+        The part that drafters have used which no longer exist is subtracted, and the existing
+        drafters share the rest equally.
         """
         others = [each for each in self.drafters.values() if each is not record]
         num_live = 1 + sum(each.is_live for each in others)
@@ -197,46 +211,50 @@ class Ledger:
         return ((record.learned + seconds) * num_live + learned_before) / _LOSS_SHARE
 
     def allowed_time(self, seconds: float) -> float:
-        """Return the ``elapsed`` at which ``seconds`` more may be lost than now."""
+        """Return the value of ``elapsed`` at which the allowance is ``seconds`` larger than now."""
         return self.elapsed + max(0.0, seconds) / _LOSS_SHARE
 
 
 class ProposalReport(NamedTuple):
     """One drafter's proposal in a step, for :mod:`pronk.lab.explain`."""
 
-    drafter: str  # name
+    drafter: str  # name of the drafter
     reason: Reason
     seconds: float  # duration of the proposal, this request's part
     tree: TokenTree  # proposed tree
-    # Best choice of the step before this proposal, and with it; ``None`` if costs are not known.
+    # Fastest step with the draft tokens proposed before, and the fastest one with this proposal as
+    # well; ``None`` if costs are ignored.
     before: ExpectedStep | None = None
     after: ExpectedStep | None = None
-    # Reports just before this one that are parts of it: the drafter has asked drafters of its own,
-    # as ``auto`` inside ``merged`` does. ``nested_seconds`` of ``seconds`` are theirs.
+    # Number of reports just before this one that belong to drafters which this drafter has called,
+    # as ``auto`` inside ``merged`` does. They took ``nested_seconds`` of ``seconds``.
     num_nested: int = 0
     nested_seconds: float = 0.0
 
     @property
     def own_seconds(self) -> float:
-        """The part of ``seconds`` that no other report counts."""
+        """Seconds of this drafter itself, without those of the drafters that it has called."""
         return self.seconds - self.nested_seconds
 
 
 class CallStart(NamedTuple):
-    """State of a request's ledger before a call of a drafter; later entries are its parts'."""
+    """State of a request's ledger before a call of a drafter.
 
-    num_reports: int = 0
-    charged: float = 0.0  # seconds
+    Reports and seconds added after this state belong to drafters that the called one combines.
+    """
+
+    num_reports: int = 0  # number of reports so far
+    charged: float = 0.0  # seconds charged to drafters in this step so far
 
 
 @dataclass(slots=True)
 class _Proposal:
-    """A proposal of this step, as far as its seconds are concerned."""
+    """A proposal of the current step, to which the seconds of its drafter's calls are added."""
 
     proposer: Proposer[Any]
     reason: Reason
-    duration: list[float] | None  # its seconds so far; ``None`` for the first one of all
-    most: float  # seconds that count at most
+    duration: list[float] | None  # list of its seconds so far; ``None`` in the drafter's first call
+    most: float  # largest number of its seconds that count as spent
 
 
 class RequestLedger:
@@ -244,10 +262,10 @@ class RequestLedger:
 
     Attributes:
         acceptance: acceptance rates of the request's draft tokens.
-        regret: seconds that other choices would have saved.
-        reports: one per proposal of this step.
+        regret: seconds that other choices of drafters would have saved, in hindsight.
+        reports: a report on each proposal of this step.
         charged: seconds charged to drafters in this step since :meth:`charge_rest`.
-        costs: costs of this step; ``None``: everything is drafted, whatever it costs.
+        costs: costs of this step; ``None`` if they are ignored (``budget="all"``).
     """
 
     def __init__(
@@ -258,19 +276,21 @@ class RequestLedger:
         self.regret = Regret()
         self.reports: list[ProposalReport] = []
         self.costs: StepCosts | None = None
-        self._contributions: defaultdict[str, Contribution] = defaultdict(Contribution)  # by name
-        # By name: seconds that the draft tokens would have saved since the last proposal.
+        # by drafter name
+        self._contributions: defaultdict[str, Contribution] = defaultdict(Contribution)
+        # By name of a drafter: seconds that its draft tokens would have saved in the steps since
+        # its last proposal.
         self._missed: dict[str, float] = {}
         self._step = 0
         self._allowance = 0.0
         self._proposals: list[_Proposal] = []
         self.charged = 0.0
-        # ``Ledger.elapsed`` before which no drafter can propose again; 0 if one has, or if none was
-        # considered.
+        # Value of ``Ledger.elapsed`` before which no drafter of the request can propose. 0: one may
+        # propose in the next step. ``inf``: no drafter has been considered in this step.
         self._next_proposal = 0.0
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step of the request: forget the proposals, reports and costs of the last one."""
         self._step += 1
         self.costs = None
         self.reports = []
@@ -278,12 +298,13 @@ class RequestLedger:
         self.charged = 0.0
 
     def begin_proposals(self, *, everything: bool, has_guide: bool) -> bool:
-        """Return whether the request's drafter is asked in this step; set the costs if it is.
+        """Return whether the engine calls the request's drafter in this step; if so, set the costs.
 
         Args:
-            everything: whether draft tokens are wanted whatever they cost.
-            has_guide: whether a guide may force text, which costs nothing to draft, whatever the
-                planner says of other draft tokens.
+            everything: whether costs are ignored (``budget="all"``).
+            has_guide: whether a guide (a grammar) may force text. Forced tokens cost nothing to
+                draft, so the drafter is called even if other draft tokens are not expected to save
+                time.
         """
         if everything:
             self.set_costs(None, self.ledger.request_allowance)
@@ -301,18 +322,21 @@ class RequestLedger:
         self._next_proposal = inf
 
     def forget_proposals(self) -> None:
-        """Forget the proposals of this step: they are repeated after an error."""
+        """Forget the proposals of this step, because the step is repeated after an error."""
         self.reports = []
         self._proposals = []
 
     def is_quiet(self) -> bool:
-        """Whether no drafter could propose in the last step, and none can yet."""
+        """Whether too little time has elapsed for any drafter of the request to propose again."""
         return self.ledger.elapsed < self._next_proposal < inf
 
     def plan(
         self, proposer: Proposer[Any], context: DraftContext[Any], union: TreeUnion
     ) -> DraftPlan:
-        """Return a drafter's part in this step; ``union`` has the draft tokens so far."""
+        """Decide whether a drafter proposes for the request in this step, and at which costs.
+
+        ``union`` has the draft tokens that other drafters have proposed in this step.
+        """
         if context.max_tokens < 1:
             return DraftPlan(None)
         if self.costs is None:
@@ -348,7 +372,7 @@ class RequestLedger:
             self._next_proposal = 0.0
         elif chain is not None and planned.saving > 0.0:
             self._missed[name] = estimate.missed + planned.saving
-            self._next_proposal = 0.0  # the next step may have missed enough
+            self._next_proposal = 0.0  # the savings missed may justify the prefill in the next step
         else:
             allowed_time = self.ledger.allowed_time(seconds - self._allowance)
             next_time = allowed_time if planned.saving > 0.0 else max(learning_time, allowed_time)
@@ -382,7 +406,7 @@ class RequestLedger:
             planned: its plan.
             seconds: this request's part of the duration.
             tree: the proposed tree.
-            union: draft tokens of the call so far.
+            union: draft tokens of other drafters, to which the tree is added.
             lead: draft tokens of another drafter between the text and the tree's root, the root
                 included.
             start: result of :meth:`begin_call` before the drafter was called; ``None``: the drafter
@@ -396,9 +420,9 @@ class RequestLedger:
         expected = record.seconds
         if planned.chain is not None:
             drafting = max(tree.depths) * planned.chain.token
-            # The costs of a drafter of others may be wrong: measurements count, too.
+            # A plug-in drafter may report wrong costs, so its measured seconds count, too.
             expected = max(expected, planned.chain.prefill + planned.chain.start + drafting)
-            is_first = record.num_calls <= 1  # it includes one-time preparation
+            is_first = record.num_calls <= 1  # the first call includes one-time preparation
             if tree.num_draft_tokens and not planned.chain.prefill and not is_first:
                 record.starts.append(max(0.0, seconds - drafting))
         duration = [0.0] if record.num_calls > 1 else None
@@ -432,7 +456,7 @@ class RequestLedger:
         self.reports.append(report._replace(before=before, after=after))
 
     def _with_gains(self, name: str, tree: TokenTree) -> TokenTree:
-        """Return a tree with the gains that follow from its drafter's acceptance by depth."""
+        """Return a tree with gains, estimated from its drafter's acceptance rates by depth."""
         if not tree.num_draft_tokens:
             return replace(tree, gain=(1.0,))
         rates = self.acceptance.rates(name, {0: DEFAULT_RATE})
@@ -459,8 +483,8 @@ class RequestLedger:
         Args:
             proposer: the drafter.
             seconds: duration of a call, those of its parts included.
-            start: result of :meth:`begin_call` before the call. What has been charged since is that
-                of the parts; it is not counted again.
+            start: result of :meth:`begin_call` before the call. The seconds charged since then
+                belong to the drafters that this one combines, and are not counted twice.
         """
         nested = min(seconds, self.charged - start.charged)
         self.charged += seconds - nested
@@ -471,7 +495,8 @@ class RequestLedger:
     def charge_rest(self, seconds: float) -> None:
         """Divide the part of ``seconds`` that is not charged yet among the proposals of the step.
 
-        It is the time of decisions.
+        ``seconds`` is the duration of drafting for this request. The part that no drafter was
+        charged for is the time of the planner's decisions.
         """
         rest = seconds - self.charged
         self.charged = 0.0
@@ -479,7 +504,7 @@ class RequestLedger:
             self._charge(proposal, rest / len(self._proposals))
 
     def _charge(self, proposal: _Proposal, seconds: float, nested: float = 0.0) -> None:
-        # The first proposal of all includes one-time preparation, and does not count.
+        # A drafter's first call includes one-time preparation, so its seconds do not count.
         if proposal.duration is None:
             return
         before = proposal.duration[0]
@@ -492,10 +517,13 @@ class RequestLedger:
             self.ledger.drafters[proposal.proposer.label].learned += counted
 
     def end(self, tokens: Sequence[int], accepted: int, draft_rows: int) -> None:
-        """Record a step with known costs.
+        """Record which proposals of this step were right; without known costs do nothing.
+
+        Updates the regret, and the ratio by which the expected tokens of each drafter are
+        corrected.
 
         Args:
-            tokens: committed tokens.
+            tokens: tokens that the step added to the text.
             accepted: how many of them are draft tokens.
             draft_rows: number of verified draft tokens.
         """
@@ -505,12 +533,12 @@ class RequestLedger:
         plain = costs.pass_seconds(0)
         drafting = sum(report.own_seconds for report in self.reports)
         saved = accepted * plain - costs.row_seconds(draft_rows) - drafting
-        matched = 0  # largest number of right draft tokens of the drafters so far
-        matched_before = list[int]()  # the same before each report
+        matched = 0  # largest number of accepted draft tokens in one of the proposals so far
+        matched_before = list[int]()  # value of ``matched`` before each report
         best = 0.0
         alone: dict[str, float] = {}
         for number, report in enumerate(self.reports):
-            if report.num_nested:  # the draft tokens of the parts are its own
+            if report.num_nested:  # the drafter's tree consists of its parts' draft tokens
                 matched = matched_before[number - report.num_nested]
             matched_before.append(matched)
             net = -report.seconds
@@ -519,7 +547,7 @@ class RequestLedger:
                 record = self.ledger.drafters[report.drafter]
                 assert report.before is not None
                 assert report.after is not None
-                # A faster step may have fewer tokens.
+                # Can be negative: a proposal may make a step with fewer tokens the fastest.
                 record.expected += max(0.0, report.after.tokens - report.before.tokens)
                 record.added += max(0, min(length, accepted) - matched)
                 matched = max(matched, min(length, accepted))

@@ -11,14 +11,14 @@ Model = TypeVar("Model")
 
 
 class LoadedModels:
-    """The loaded models of one target's drafters, by folder; holds weak references only.
+    """The models that one target's drafters have loaded, held by weak references only.
 
     :class:`~pronk.drafting.proposer_cache.ProposerCache` keeps models alive, so that their memory
     is free after the last proposer that uses them. Iteration yields the models that are alive.
     """
 
     def __init__(self) -> None:
-        # By folder, modification time and kind.
+        # Keys: the folder with the modification time of its weights, then the ``kind``.
         self._models: WeakValueDictionary[tuple[str, ...], Any] = WeakValueDictionary()
         # Folder of each model, and the latest modification time (ns) of the weight files when they
         # were loaded.

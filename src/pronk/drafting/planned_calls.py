@@ -1,4 +1,4 @@
-"""Calls of drafters as the planner decides; their seconds go to the ledger."""
+"""Calls of a drafter for the requests in which the planner lets it propose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def propose_planned(
     clock: Callable[[], float],
     check: Check = lambda _, tree: tree,
 ) -> None:
-    """Let a drafter propose for the requests where its plan says so; add its trees to ``unions``.
+    """Call a drafter for the requests in which it may propose; add its trees to ``unions``.
+
+    The planner decides for each request. The duration is recorded in the requests' ledgers.
 
     Args:
         proposer: the drafter.
@@ -69,8 +71,9 @@ def observe_planned(
 ) -> None:
     """Pass an outcome to a drafter that has proposed in this step, or that observes all steps.
 
-    The duration is a part of that of the drafter's proposal. ``part`` is the index of the drafter's
-    state in that of a composite, whose outcome this is.
+    The duration of the call is added to that of the drafter's proposal in this step. If ``outcome``
+    belongs to a composite drafter, ``part`` is the index of this drafter's state in the
+    composite's.
     """
     has_proposed = outcome.ledger.has_proposed(proposer)
     if not has_proposed and not proposer.capabilities.observes_all_steps:

@@ -8,46 +8,51 @@ tokens per second** ::
        seconds of the step        forward pass + drafting
 
 A *gain* is the estimated probability that a draft token is accepted. Plain decoding is the choice
-without draft tokens. Why this rule: every token of a text must be passed by some step, and some
-places are passed at other rates than others, so the sum of the seconds is least if each place is
-passed at its own highest rate.
+without draft tokens. Why this rule: some places of a text can be generated at more tokens per
+second than others. The seconds of the whole text are least if each place is generated at its own
+highest rate.
 
-So a token is worth the seconds that a token of the best step so far takes. The planner asks the
-drafters of a request one after the other, cheap ones first. A drafter proposes if the tokens that
-it is expected to add are worth more than its seconds; a draft model, if a step with its chain alone
-is faster than the best step so far. A further pass of a draft model is made, and a further row
-verified, if the step becomes faster.
+A drafter's seconds are therefore compared with the *seconds per token* of the fastest step that is
+possible without it. The planner considers the drafters of a request one after the other, cheap ones
+first. A drafter without a model proposes if the tokens that it is expected to add, times the
+seconds per token, exceed its own seconds. A draft model proposes if a step with its chain alone is
+faster than the fastest step so far. A draft model makes a further forward pass, and the target
+verifies a further row, if that makes the step faster.
 
-**Prefill of a draft model.** A draft model must read the text before it can draft. It does when its
-draft tokens would have saved, in the steps since its last proposal, as many seconds as reading
-takes. By this ski-rental rule, the seconds missed and those of reading are at most twice those of
-the best choice in hindsight.
+**Prefill of a draft model.** A draft model must read the text before it can draft. It does so as
+soon as the seconds that its draft tokens would have saved in the steps since its last proposal
+reach the seconds of reading. By this ski-rental rule, the savings missed and the seconds of reading
+together are at most twice the cost of the best choice in hindsight.
 
 **Learning.** A drafter that is not expected to pay proposes now and then, to measure how good it is
-on the present text. Learning may take as much time as drafting may lose, divided equally among the
-drafters that exist: a drafter that waits for time to read the text keeps its part.
+on the present text. Learning may take as much time as drafting may lose (1 % of the elapsed time).
+Each drafter has an equal part of this time, which it keeps until it needs it, for example to read a
+long text.
 
 **Bound of the loss.** Nothing may cost more than the *allowance*, by which
 :mod:`pronk.drafting.ledger` bounds what drafting loses over all steps of an engine.
 
-**Order of a step.** All that decides about drafting is in this package, and the engine calls it.
+**Order of a step.** The engine makes these calls in each step; all decisions about drafting are
+made in this package.
 
-1. :meth:`.RequestLedger.begin_proposals`: is the request's drafter asked at all? Not while the
-   costs are unknown, nor while no drafter can propose for lack of allowance, except that a guide
-   may force text.
+1. :meth:`.RequestLedger.begin_proposals`: may the request's drafter propose in this step? Not while
+   the costs of forward passes are unknown. Not while the allowance is too small for every drafter,
+   unless a guide (a grammar) may force text, which costs nothing to draft.
 2. :meth:`.RequestLedger.plan` calls :func:`plan` with the ledger's measurements: does this drafter
    propose?
-3. :meth:`DraftPlan.extends`, :meth:`~DraftPlan.another_pass_pays`, :meth:`~DraftPlan.wants`: does
-   it go on? :mod:`pronk.drafting.shared.stepwise` asks before each token of a chain. A drafter's
-   own rule, such as a smallest confidence, may end a chain earlier, never later.
+3. :meth:`DraftPlan.extends`, :meth:`~DraftPlan.another_pass_pays`, :meth:`~DraftPlan.wants`: is a
+   further draft token worth its time? :mod:`pronk.drafting.shared.stepwise` calls the first before
+   each token of a chain. A drafter's own rule, such as a smallest confidence, may end a chain
+   earlier, never later.
 4. :func:`select_nodes`: which of the proposed draft tokens are verified?
-5. :meth:`.Ledger.record_step`: what did it cost and save?
+5. :meth:`.Ledger.record_step`: how many seconds did the step's draft tokens cost and save?
 
-Two drafters choose more than a number of draft tokens. ``lookahead`` chooses the size of its window
-for all requests, because the rows of a window may not be dropped one by one: the size with the most
-tokens per second, by the measured tokens of each size (``WindowTuner`` in
-``lab/drafters/window.py``). ``threshold`` moves its smallest confidence by the outcomes, as its
-source says. Both are asked only if the planner expects them to pay, like any drafter.
+Two drafters adapt a parameter of their own. ``lookahead`` (Fu et al. 2024) chooses one window size
+for all requests, because the rows of a window may not be dropped one by one. It takes the size with
+the most tokens per second, by the tokens measured for each size (``WindowTuner`` in
+``lab/drafters/window.py``). ``threshold`` raises and lowers its confidence threshold after each
+verification (:mod:`pronk.drafting.from_draft.threshold`). Like any drafter, both propose only if
+the planner expects that to save time.
 """
 
 from __future__ import annotations
@@ -61,48 +66,68 @@ from pronk.sampling.tree import TokenTree
 
 Reason = Literal["pays", "learns", "all"]
 
-# Acceptance rate of draft tokens, and tokens that a drafter adds to a step, before any count.
+# Assumed before anything is measured: the acceptance rate of a draft token, and the number of
+# tokens that a drafter adds to a step.
 DEFAULT_RATE = 0.7
 
 
 class DrafterEstimate(NamedTuple):
-    """Estimates of a drafter before a step, by the measurements of the ledger."""
+    """Expected costs and gains of a drafter in the next step of a request.
 
-    seconds: float = 0.0  # of a proposal; a chain has ``chain`` instead
-    # Draft tokens that the drafter adds to a step, after subtraction of what the seconds of their
-    # rows are worth, if no drafter before it has the next token.
+    The values come from the measurements of :mod:`pronk.drafting.ledger`.
+    """
+
+    seconds: float = 0.0  # seconds of a proposal; not used if ``chain`` is given
+    # Expected accepted tokens that the drafter adds to a step if no earlier drafter has proposed
+    # the right next token. Tokens that could be generated in the seconds of verifying its rows are
+    # subtracted.
     contribution: float = 0.0
+    # Seconds per draft token, if the drafter drafts token by token; ``None``: its proposals are
+    # made at once.
     chain: ChainCosts | None = None
     rate: float = 0.0  # acceptance rate of a chain's draft tokens, below 1
-    missed: float = 0.0  # seconds that a chain would have saved since its last proposal
-    may_learn: bool = False  # whether its share of the time for learning covers a proposal
+    # expected savings, in seconds, of the steps since the last proposal of a chain; they justify
+    # its prefill
+    missed: float = 0.0
+    # whether the drafter's part of the time for measuring acceptance rates suffices for a proposal
+    may_learn: bool = False
 
 
 class DraftPlan(NamedTuple):
-    """A drafter's part in one step of one request.
+    """The planner's decision about one drafter in one step of one request.
 
-    A drafter that grows its proposal token by token asks :meth:`wants`, :meth:`extends` or
-    :meth:`another_pass_pays` whether to go on.
+    A drafter that grows its proposal token by token calls :meth:`wants`, :meth:`extends` or
+    :meth:`another_pass_pays` before each further token, row or forward pass of its model.
     """
 
-    # Why the drafter proposes: it is expected to pay; its acceptance is measured; or everything is
-    # drafted, whatever it costs. ``None``: it does not propose.
+    # Why the drafter proposes. "pays": it is expected to save time. "learns": its acceptance rate
+    # is to be measured. "all": costs are ignored (``budget="all"``). ``None``: it does not propose.
     reason: Reason | None = "all"
-    costs: StepCosts | None = None  # ``None``: draft tokens are wanted whatever they cost
-    chain: ChainCosts | None = None  # of a drafter that drafts token by token
-    allowance: float = inf  # seconds that drafting may take
-    before: ExpectedStep = ExpectedStep(1.0, 1.0)  # best choice without this drafter
-    saving: float = 0.0  # expected seconds saved in this step, the prefill not counted
+    costs: StepCosts | None = None  # costs of the step; ``None``: costs are ignored
+    chain: ChainCosts | None = None  # seconds per draft token, if the drafter drafts token by token
+    allowance: float = inf  # largest number of seconds that the proposal may take
+    # fastest step without this drafter's draft tokens
+    before: ExpectedStep = ExpectedStep(1.0, 1.0)
+    # seconds that the proposal is expected to save in this step, apart from its prefill
+    saving: float = 0.0
 
     @property
     def min_gain(self) -> float:
-        """Smallest gain of a draft token that is worth its row, where rows are not free."""
+        """Smallest probability of acceptance at which verifying a draft token saves time.
+
+        0 if costs are ignored. Assumes that a further row lengthens the forward pass.
+        """
         if self.costs is None:
             return 0.0
         return self.costs.curve.row_seconds / self.before.token_seconds
 
     def wants(self, gain: float, count: int) -> bool:
-        """Return whether a draft token is worth its row, after ``count`` others of larger gain."""
+        """Return whether verifying a further draft token is expected to save time.
+
+        ``gain`` is the probability that the token is accepted; ``count`` other draft tokens of the
+        request have larger gains. While the forward pass is no longer than that of one row, every
+        token is wanted.
+        """
         if self.costs is None or gain >= self.min_gain:
             return True
         return count + 1 < self.costs.curve.free_rows // self.costs.num_requests
@@ -110,12 +135,12 @@ class DraftPlan(NamedTuple):
     def extends(
         self, gains: Sequence[float], chain: ChainCosts | None, rate: float, max_tokens: int
     ) -> bool:
-        """Return whether a chain of draft tokens with these gains is worth another token.
+        """Return whether drafting at least one more token of a chain is expected to save time.
 
         Args:
             gains: estimated probability, for each draft token, that all up to it are accepted.
-            chain: costs of the drafter; ``None``: not known.
-            rate: acceptance rate of further tokens.
+            chain: seconds per token of the drafter; ``None`` if not known: the chain goes on.
+            rate: acceptance rate assumed for the tokens to come.
             max_tokens: largest number of draft tokens.
         """
         if self.costs is None or chain is None:
@@ -131,12 +156,13 @@ class DraftPlan(NamedTuple):
     def another_pass_pays(
         self, gains: Sequence[float], more: Sequence[float], chain: ChainCosts | None, passes: int
     ) -> bool:
-        """Return whether a tree is worth one more pass of the draft model.
+        """Return whether one more forward pass of the draft model is expected to save time.
 
         Args:
             gains: for each draft token so far, the probability that it is accepted.
             more: the same for the draft tokens that the pass would add, as expected.
-            chain: costs of the drafter, ``token`` being the seconds of a pass; ``None``: not known.
+            chain: costs of the drafter, where ``token`` is the seconds of one pass; ``None`` if not
+                known: another pass is made.
             passes: number of passes so far.
         """
         if self.costs is None or chain is None:
@@ -150,7 +176,7 @@ class DraftPlan(NamedTuple):
         return later.is_faster(ExpectedStep(now.tokens, now.seconds + drafting))
 
 
-# The plan of a drafter whose draft tokens are wanted whatever they cost.
+# The plan with ``budget="all"``: the drafter proposes as many tokens as it can, whatever they cost.
 EVERYTHING = DraftPlan()
 
 
@@ -167,10 +193,11 @@ def plan(
     """Decide whether a drafter proposes draft tokens in a step of a request.
 
     Args:
-        drafter: measurements of the drafter.
+        drafter: what the drafter is expected to cost and to add.
         costs: costs of the step.
         allowance: seconds that drafting for the request may take.
-        before: best choice among the draft tokens that other drafters have proposed in this step.
+        before: fastest step with the draft tokens that other drafters have proposed, or some of
+            them.
         room: probability that none of these draft tokens is the next token, 0..1.
         max_tokens: largest number of draft tokens.
         num_left: largest number of tokens until the end of the text.
@@ -185,7 +212,8 @@ def plan(
         max_tokens = min(max_tokens, chain.max_tokens)
         best = _best_longer_chain(costs, chain, drafter.rate, max_tokens)
         saving = best.tokens * before.token_seconds - best.seconds
-        most = saving * num_left / best.tokens  # seconds to save in all steps that are left
+        # seconds that the chain could save until the text ends
+        most = saving * num_left / best.tokens
         pays = saving > 0.0 and chain.prefill <= min(drafter.missed + saving, most)
     reason: Reason | None = None
     if seconds <= allowance:
@@ -197,7 +225,10 @@ def plan(
 
 
 def _chain_seconds(costs: StepCosts, chain: ChainCosts, length: int) -> float:
-    """Return the seconds of a step with a chain, without the prefill of the drafter."""
+    """Return a request's seconds of a step that drafts ``length`` tokens and verifies them.
+
+    The prefill of the draft model is not included.
+    """
     start = chain.start if length else 0.0
     return costs.pass_seconds(length) + start + length * chain.token
 
@@ -209,7 +240,10 @@ def _best_longer_chain(
     max_tokens: int,
     gains: Sequence[float] = (),
 ) -> ExpectedStep:
-    """Return the best step among those whose chain is longer than one with ``gains``."""
+    """Return the fastest step whose chain has more tokens than ``gains``, at most ``max_tokens``.
+
+    ``gains`` are those of the chain so far; each further token is accepted at the rate ``rate``.
+    """
     tokens = 1.0 + sum(gains)
     gain = gains[-1] if gains else 1.0
     best = ExpectedStep(0.0, 1.0)
@@ -220,7 +254,8 @@ def _best_longer_chain(
         if choice.is_faster(best):
             best = choice
             continue
-        # All further tokens together: if they do not make up for the seconds of this one, stop.
+        # The limit of an endless chain whose further tokens take no time. If even that step is not
+        # faster than the best one, longer chains need not be examined.
         limit = ExpectedStep(tokens + gain * rate / (1.0 - rate), choice.seconds)
         if not limit.is_faster(best):
             break
@@ -228,7 +263,7 @@ def _best_longer_chain(
 
 
 def stays_whole(tree: TokenTree, *, rejects: bool, bypass_budget: bool) -> bool:
-    """Return whether all draft tokens of a tree are verified, whatever they cost.
+    """Return whether the engine must verify all draft tokens of a tree, whatever they cost.
 
     The acceptance rules ``rejection`` and ``block`` (``rejects``) are exact only if draft tokens
     are distributed as ``tree.probs``. Dropping tokens by their gain could change this distribution.
@@ -248,8 +283,8 @@ def select_nodes(
     """Cut the trees of a step to the draft tokens with the most expected tokens per second.
 
     The draft tokens of largest gain are kept. A child's gain is at most its parent's, so they form
-    a tree. Nodes without a gain, and nodes that may not be accepted, are kept. If prompts are read
-    in the same forward pass, draft rows cost what they add to it.
+    a tree. Nodes without a gain, and nodes that may not be accepted, are kept. If the same forward
+    pass reads prompts, the cost of draft rows is the time by which they lengthen that pass.
 
     Args:
         trees: one per request with a proposal.
@@ -261,7 +296,8 @@ def select_nodes(
         drafting: seconds that the proposals took.
         allowance: seconds by which draft rows may lengthen the forward pass.
     """
-    # Gain with the sign changed, number of the tree, node: the largest gains come first.
+    # Triples of a negative gain, the number of the tree, and the node, sorted: the largest gain
+    # comes first.
     ranked = sorted(
         (-tree.gain[node], number, node)
         for number, tree in enumerate(trees)
@@ -292,15 +328,17 @@ def _best_count(
     drafting: float,
     allowance: float,
 ) -> int:
-    """Return how many draft tokens make the whole step the fastest; ``gains`` fall.
+    """Return how many draft tokens to verify for the most expected tokens per second.
 
-    ``num_others`` draft tokens are verified in any case.
+    ``gains`` are sorted, the largest first; the first tokens of that order are verified. Besides
+    them, ``num_others`` draft tokens are verified in any case. Draft rows lengthen the forward pass
+    by at most ``allowance`` seconds.
     """
     curve = costs.curve
     plain_rows = costs.num_requests + prompt_rows
     longest = curve.at(plain_rows) + allowance
-    # A step without prompts takes the seconds of its pass and of drafting; with prompts, these are
-    # not seconds of the decoding requests.
+    # The seconds of reading prompts in the same pass are not a cost of the decoding requests, so
+    # they are subtracted. The seconds of drafting are added.
     shift = curve.at(costs.num_requests) - curve.at(plain_rows) + drafting
     tokens = float(costs.num_requests)
     best = ExpectedStep(tokens, curve.at(plain_rows + num_others) + shift)

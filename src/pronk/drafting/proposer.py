@@ -34,8 +34,8 @@ from pronk.sampling.tree import TokenTree
 State = TypeVar("State")
 Other = TypeVar("Other")
 
-# State of a proposer with parts for one request: the state of each part, in order, then perhaps its
-# own.
+# A request's state of a proposer with parts: the state of each part, in order, and after them the
+# proposer's own state if it has one.
 States = tuple[Any, ...]
 
 
@@ -49,7 +49,7 @@ class Capabilities:
     - *outputs of layers*, of the rows of a step (``hidden``), or of every token of the text
       (:meth:`~pronk.drafting.target.Target.save_feature`; ``computes_features``),
     - *logits* (``logits``),
-    - *rows through the first layers* (``first_layers``),
+    - *rows through the first layers*, to draft with a part of the target (``first_layers``),
     - *layers that read the target's keys and values* (``kv_layers``).
 
     Layers are numbered from 1.
@@ -57,19 +57,19 @@ class Capabilities:
     Attributes:
         hidden: numbers of the layers to report in ``Outcome.hidden``.
         computes_features: whether the drafter saves features that are functions of layer outputs.
-            A feature that is the output of one layer needs nothing.
+            Not needed for a feature that is the unchanged output of one layer.
         logits: whether to fill ``Outcome.logits``, also for nodes that are not
             ``TokenTree.acceptable``.
         first_layers: number of the target's first layers through which the drafter runs rows
             (:meth:`~pronk.models.model_runner.ModelRunner.run_first_layers`); 0: none.
         kv_layers: numbers of the target's layers whose keys and values the drafter's own model
             reads (:class:`~pronk.models.program.KVSource`).
-        proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft
+        proposes: False if the proposer never proposes; then no KV slots are reserved for draft
             tokens.
         observes_all_steps: whether ``observe`` is also called for steps in which the proposer was
             not asked; if False, the proposer finds the tokens of these steps in the next context.
-        self_budgeting: whether ``propose`` asks the planner itself, for each of its parts; if
-            False, ``propose`` is called only if it is expected to pay.
+        self_budgeting: whether ``propose`` itself asks the planner which of its parts may propose;
+            if False, the engine asks before each call of ``propose``.
         bypass_budget: whether ``propose`` is called and all draft tokens are verified regardless of
             cost.
     """
@@ -128,19 +128,19 @@ class DraftContext(Generic[State]):
 
     @property
     def max_tokens(self) -> int:
-        """Largest number of draft tokens of a chain."""
+        """Largest length of a chain of draft tokens, by the limits of depth and of nodes."""
         return min(self.max_depth, self.max_nodes)
 
     @property
     def root(self) -> int:
-        """Position of the last committed token in ``tokens``.
+        """Index in ``tokens`` of the last committed token.
 
-        A composite proposer's draft tokens may follow.
+        Draft tokens of a composite proposer may follow.
         """
         return self.block_table.length
 
     def with_state(self, state: Other, **changes: Any) -> DraftContext[Other]:
-        """Return a copy with the state of another proposer, and perhaps other changes."""
+        """Return a copy with another proposer's state, and ``changes`` of other fields."""
         return _with_state(self, state, changes)
 
 
@@ -165,7 +165,7 @@ class Outcome(Generic[State]):
         logits: ``[nodes, vocab]`` if requested, else ``None``.
         hidden: layer number to layer output ``[nodes, hidden]``, before the final norm; ``{}`` if
             not requested.
-        ledger: that of the context, which knows the drafters that have proposed in this step.
+        ledger: the request's measurements, and the drafters that have proposed in this step.
     """
 
     state: State
@@ -230,21 +230,21 @@ class Drafter(ABC):
         return None
 
     def as_chains(self) -> Drafter | None:
-        """Return the options with which this method proposes chains.
+        """Return this drafter with options by which it proposes chains, without siblings.
 
-        The object itself if these are its options; ``None`` if the method has no such options. The
+        Return the drafter itself if it proposes chains already, and ``None`` if it cannot. The
         drafters ``cape`` and ``threshold`` wrap a drafter of chains, whose proposer has a method
         ``chains`` (:mod:`pronk.drafting.shared.chain`).
         """
         return None
 
     def for_adapter(self) -> Drafter | None:
-        """Return the options of a proposer for the requests of one adapter.
+        """Return the options of a proposer that serves only the requests of one LoRA adapter.
 
-        ``None``: one proposer serves all.
+        ``None``: one proposer serves the requests of all adapters.
 
-        A drafter that keeps texts of other requests overrides this method: texts of another adapter
-        would be a worse source of draft tokens, and would show in response times. A proposer that a
+        A drafter that drafts from texts of earlier requests overrides this method. Texts of another
+        adapter give worse draft tokens, and response times would reveal them. A proposer that a
         caller passes in place of its options serves all adapters.
         """
         return None
@@ -254,8 +254,8 @@ class Proposer(Drafter, Generic[State]):
     """A drafter bound to a target model.
 
     A drafting method with neither a model nor memory across requests may subclass ``Proposer``
-    alone: ``bind`` returns the proposer itself. Only :meth:`propose` is abstract: a proposer of its
-    own, without parts, has the state ``()``.
+    alone: ``bind`` returns the proposer itself. Only :meth:`propose` is abstract. By default, the
+    state of a request is the tuple of the states of ``parts``, which is empty without parts.
 
     Attributes:
         capabilities: needs of the target, and behaviour; set on the class or on the object.
@@ -279,11 +279,11 @@ class Proposer(Drafter, Generic[State]):
 
     @property
     def chain_label(self) -> str:
-        """Name in the statistics of draft tokens that are drafted one by one, without siblings."""
+        """Name in the acceptance statistics for draft tokens that are drafted as a chain."""
         return self.label
 
     def set_parts(self, parts: Sequence[Proposer[Any]]) -> None:
-        """Set ``parts``, their ``models``, and ``capabilities`` for all that they need."""
+        """Set ``parts``, and the ``models`` and ``capabilities`` that follow from them."""
         self.parts = tuple(parts)
         self.models = tuple(model for part in self.parts for model in part.models)
         needs = [part.capabilities for part in self.parts]
@@ -303,25 +303,27 @@ class Proposer(Drafter, Generic[State]):
         context: DraftContext[State],  # noqa: ARG002 - for overrides
         costs: StepCosts,  # noqa: ARG002 - for overrides
     ) -> ChainCosts | None:
-        """Return the seconds of draft tokens, if they are drafted one by one.
+        """Return the expected seconds per draft token, if the drafter drafts token by token.
 
-        ``None`` for other proposers.
+        The planner compares them with the ``costs`` of the target's step. ``None`` for proposers
+        that make a whole proposal at once; the planner uses their measured durations.
         """
         return None
 
     def score_history(self, context: DraftContext[State]) -> bool:  # noqa: ARG002 - for overrides
-        """Count the drafter's choices at the last tokens of the text, instead of proposing.
+        """Measure the drafter's acceptance rate on known tokens of the text, instead of proposing.
 
-        The counts go to its acceptance rates. A drafter with a model learns more by one forward
-        pass over tokens that are known than by draft tokens. Return False if it cannot, or if fewer
-        than 16 tokens are unread; it then proposes draft tokens.
+        One forward pass of the drafter's model over tokens that it has not read gives its choice at
+        each of them, which is compared with the text. This measures more than a few draft tokens
+        would. Return False if the drafter cannot do this, or if fewer than 16 tokens are unread; it
+        then proposes draft tokens.
         """
         return False
 
     def bind(self, target: Target) -> Self:
-        """Return the proposer itself.
+        """Check that the proposer works with this target, and return it.
 
-        Raise ``OptionError`` if it or a part is bound to another model.
+        Raises ``OptionError`` if the proposer or one of its parts is bound to another model.
         """
         if self.target is not None and self.target is not target:
             msg = (
@@ -338,8 +340,8 @@ class Proposer(Drafter, Generic[State]):
 
         A resumed request has its earlier output at the end of ``prompt``.
 
-        By default the states of all parts. If a part raises an error, the ones before it are
-        stopped.
+        By default it is the tuple of the states of all parts. If a part raises an error, the parts
+        that have started are stopped.
         """
         states: list[Any] = []
         try:
@@ -398,7 +400,7 @@ class Proposer(Drafter, Generic[State]):
     def _states_of_parts(self, state: Any) -> Iterator[tuple[Proposer[Any], Any]]:
         """Yield each part with its state.
 
-        There are fewer states after an error in :meth:`start`.
+        After an error in :meth:`start`, parts that have not started are left out.
         """
         return zip(self.parts, state if self.parts else (), strict=False)
 
@@ -425,16 +427,18 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
 def check_needs(name: str, needs: Capabilities, target: Target) -> None:
     """Refuse a drafter that needs what the target lacks, before anything is generated.
 
-    :func:`bind_proposer` checks every proposer. A drafter calls this function itself if it loads a
-    model that would be useless.
+    :func:`bind_proposer` checks every proposer. A drafter may also call this function before it
+    loads a large model of its own.
 
     Args:
-        name: the drafter, for messages.
+        name: name of the drafter, for error messages.
         needs: its capabilities.
-        target: the target; several processes and the config limit what it has.
+        target: target model. Its config limits its layers, and a target on several processes lacks
+            a whole KV cache.
 
     Raises:
-        OptionError: the target has no such layer, or several processes share what has to be in one.
+        OptionError: the target lacks a layer, or its KV cache or computation is split among several
+            processes where the drafter needs it in one.
     """
     config = target.decoder.config
     for field_name, layers in (("hidden", needs.hidden), ("kv_layers", needs.kv_layers)):

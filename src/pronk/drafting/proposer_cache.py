@@ -15,8 +15,8 @@ _MAX_WITHOUT_MODEL = 64  # maximum number of cached proposers without a draft mo
 # maximum number of cached proposers with a draft model, which takes memory from the KV cache
 _MAX_WITH_MODEL = 4
 
-# Drafter, and the adapter of the requests whose texts its proposer keeps; ``None``: requests of any
-# or no adapter.
+# Key of a cached proposer: the drafter, and the adapter of its requests. ``None`` in place of an
+# adapter: the proposer serves all requests.
 _Key = tuple[Drafter, str | None]
 
 
@@ -39,10 +39,11 @@ class ProposerCache:
     def __init__(self, target: Target, drafter: Drafter) -> None:
         """Bind the default ``drafter``; the errors are those of :meth:`get_proposer`."""
         self._target = target
-        self._cache_lock = RLock()  # guards ``_cached``
+        self._cache_lock = RLock()  # held while ``_cached`` is read or changed
         self._bind_lock = RLock()  # held while a drafter is bound
         self._drafter = drafter
-        self._cached: dict[_Key, Proposer[Any]] = {}  # least recently used first
+        # in order of use, the least recently used first
+        self._cached: dict[_Key, Proposer[Any]] = {}
         if isinstance(drafter, Proposer):  # a drafter that is its own proposer is not cached
             self.default = bind_proposer(drafter, target)
         else:

@@ -40,16 +40,19 @@ DRAFTERS: dict[str, str] = {
 
 
 def drafter_classes() -> dict[str, str]:
-    """Return the names of all drafters by the names of their classes, those of guests last."""
+    """Return a dict from the class names of all drafters to their names.
+
+    Drafters of guests, that is, of other packages, come last.
+    """
     return _own_classes() | {entry.attr: name for name, entry in guests("pronk.drafters").items()}
 
 
 def find_class(class_name: str) -> type[Drafter] | None:
-    """Return the drafter's class with a name; ``None`` if no drafter has it.
+    """Return the class of a drafter by the name of the class; ``None`` if there is none.
 
     Raises ``OptionError`` if the class is that of a guest whose package is missing.
     """
-    # Of the engine's own drafters, without a search for installed packages.
+    # The engine's own drafters are tried first: they need no search for installed packages.
     name = _own_classes().get(class_name) or drafter_classes().get(class_name)
     return None if name is None else REGISTRY[name]
 
@@ -120,7 +123,7 @@ def _build(node: ast.expr, spec: str) -> Drafter:
 
     This expression is a part of ``spec``.
     """
-    # a bare name has no options
+    # a name without parentheses is a call without options
     call = node if isinstance(node, ast.Call) else ast.Call(node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)
@@ -143,9 +146,9 @@ def _build(node: ast.expr, spec: str) -> Drafter:
 
 
 def _read_options(call: ast.Call, spec: str) -> dict[str, Any]:
-    """Return the ``option=value`` pairs of a specification as a dict.
+    """Return the options of a drafter specification such as ``suffix(num_nodes=8)`` as a dict.
 
-    The values are Python literals.
+    The values must be Python literals.
     """
     options: dict[str, Any] = {}
     for keyword in call.keywords:

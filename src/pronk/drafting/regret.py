@@ -24,19 +24,20 @@ class Regret:
     """
 
     seconds: float = 0.0  # duration of the steps whose costs are known, one request's part
-    # saved by the choices that were made, compared with plain decoding; may be negative
+    # Seconds that the choices made have saved, compared with plain decoding; may be negative.
     saved: float = 0.0
-    best_steps: float = 0.0  # what the best choice of every step would have saved, at least 0
-    # what each drafter would have saved alone; may be negative
+    # seconds that the best choice in every step would have saved, at least 0
+    best_steps: float = 0.0
+    # Seconds that each drafter would have saved alone, by its name; may be negative.
     drafters: dict[str, float] = field(default_factory=dict)
 
     def add_step(self, saved: float, alone: Mapping[str, float], best: float) -> None:
-        """Add the seconds that one step's choices saved, compared with a plain step.
+        """Add the savings of one step, each compared with a step without draft tokens.
 
         Args:
-            saved: by the choices that were made.
-            alone: by each drafter alone.
-            best: by the best choice.
+            saved: seconds that the choices made have saved.
+            alone: seconds that each drafter alone would have saved, by its name.
+            best: seconds that the best choice would have saved.
         """
         self.saved += saved
         self.best_steps += max(0.0, best)
@@ -59,23 +60,26 @@ class Regret:
 
     @property
     def against_drafter(self) -> float | None:
-        """Speed that was reached over that of the best drafter alone; may be above 1."""
+        """Speed reached, divided by the speed of the best drafter alone; may be above 1."""
         return self._against(max([0.0, *self.drafters.values()]))
 
     @property
     def against_steps(self) -> float | None:
-        """Speed that was reached over that of the best choice of every step, usually below 1."""
+        """Speed reached, divided by the speed of the best choice in every step; usually below 1."""
         return self._against(self.best_steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ratios as JSON values, ``None`` without any step of known costs."""
+        """Return the best drafter and both ratios as JSON values.
+
+        They are ``None`` if no step with known costs was recorded.
+        """
         return {
             name: getattr(self, name)
             for name in ("best_drafter", "against_drafter", "against_steps")
         }
 
     def _against(self, saved: float) -> float | None:
-        # Plain decoding takes seconds + self.saved; the other choice takes ``saved`` less than
-        # that.
+        # Plain decoding would have taken ``seconds + self.saved``; the other choice would have
+        # taken ``saved`` seconds less. The ratio of the speeds is the inverse ratio of the times.
         ratio = (self.seconds + self.saved - saved) / self.seconds if self.seconds > 0.0 else 0.0
         return ratio if ratio > 0.0 else None

@@ -1,4 +1,4 @@
-"""Seconds of a step, and its expected tokens per second: what the planner compares."""
+"""Expected seconds and tokens of a step with draft tokens, by which the planner compares steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pronk.models.cost_model import CostCurve
 
 
 class ExpectedStep(NamedTuple):
-    """One request's part of a step, with some draft tokens or none."""
+    """Expected tokens and seconds of one request in a step, for one choice of its draft tokens."""
 
-    tokens: float  # expected tokens, at least 1
-    seconds: float
+    tokens: float  # expected tokens that the step adds to the text, at least 1
+    seconds: float  # the request's part of the step's duration
 
     @property
     def token_seconds(self) -> float:
-        """Seconds per token: what a token is worth."""
+        """Seconds per token of this step, the smaller the better."""
         return self.seconds / self.tokens
 
     def is_faster(self, other: ExpectedStep) -> bool:
@@ -25,25 +25,34 @@ class ExpectedStep(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """Costs of one request's part of a step."""
+    """Costs of a step, from which the part of one request is computed."""
 
     curve: CostCurve  # seconds of the target's forward pass by its number of rows
-    num_requests: int = 1  # requests that decode in the step; all are assumed to choose alike
+    # number of requests that decode in the step; all are assumed to verify equally many draft
+    # tokens
+    num_requests: int = 1
 
     def pass_seconds(self, num_draft_tokens: int) -> float:
-        """Return the request's part of a forward pass with this number of draft tokens."""
+        """Return one request's part, in seconds, of a forward pass that verifies its draft tokens.
+
+        The other requests are assumed to have ``num_draft_tokens`` draft tokens as well.
+        """
         return self.curve.at(self.num_requests * (1 + num_draft_tokens)) / self.num_requests
 
     def row_seconds(self, num_draft_tokens: int) -> float:
-        """Return by how many seconds draft tokens lengthen the request's part."""
+        """Return by how many seconds draft tokens lengthen one request's part of a forward pass."""
         return self.pass_seconds(num_draft_tokens) - self.pass_seconds(0)
 
     def plain(self) -> ExpectedStep:
-        """Return the step without draft tokens."""
+        """Return the expected step without draft tokens: one token."""
         return ExpectedStep(1.0, self.pass_seconds(0))
 
     def best(self, gains: Iterable[float]) -> ExpectedStep:
-        """Return the fastest step with draft tokens of these gains, or with some of them."""
+        """Return the fastest step (most tokens per second) that verifies some of the draft tokens.
+
+        ``gains`` are the draft tokens' probabilities of acceptance. The result may have no draft
+        token.
+        """
         best = self.plain()
         tokens = 1.0
         for count, gain in enumerate(sorted(gains, reverse=True), 1):
@@ -55,9 +64,10 @@ class StepCosts(NamedTuple):
 
 
 class ChainCosts(NamedTuple):
-    """Seconds of a drafter that drafts token by token, one request's part."""
+    """Costs of a drafter that drafts token by token, in seconds of one request."""
 
-    token: float  # a draft token
-    prefill: float = 0.0  # reading the text since the last proposal
-    start: float = 0.0  # a proposal, besides reading and draft tokens
-    max_tokens: int = 128  # largest number of draft tokens; the request may have a lower limit
+    token: float  # seconds per draft token
+    prefill: float = 0.0  # seconds to read the text that is new since the last proposal
+    start: float = 0.0  # seconds of a proposal in addition to ``prefill`` and to those per token
+    # largest number of draft tokens of a proposal; a request may have a lower limit
+    max_tokens: int = 128

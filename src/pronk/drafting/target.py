@@ -55,7 +55,7 @@ class Target:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Function that returns the time in seconds, for the durations of drafters."""
+        """Function that returns the time in seconds, to measure how long drafters take."""
         return self.runner.clock
 
     @property

@@ -10,7 +10,7 @@ from pronk.sampling.tree import Origin, TokenTree
 
 
 class TreeUnion:
-    """Union of proposed trees with the same root, and how fast the step is with them.
+    """Union of proposed trees with the same root, and the expected speed of a step with them.
 
     A single tree stays as it is, because building a tree takes longer than all decisions of a step.
 
@@ -20,7 +20,7 @@ class TreeUnion:
     """
 
     def __init__(self, costs: StepCosts | None) -> None:
-        """Create an empty union; ``costs`` are those of the step, ``None`` if not known."""
+        """Create an empty union; ``costs`` are those of the step, ``None`` if they are ignored."""
         self._costs = costs
         self.best = ExpectedStep(1.0, 1.0) if costs is None else costs.plain()
         self.room = 1.0
@@ -30,7 +30,7 @@ class TreeUnion:
         self._unacceptable: list[TokenTree] = []
 
     def add(self, tree: TokenTree, origin: Origin) -> None:
-        """Add a tree; ``origin`` is that of its nodes if it has none."""
+        """Add a tree; ``origin`` names the drafter of its nodes if the tree has no origins."""
         if not tree.num_draft_tokens:
             return
         if self._tree is None and self._trie is None:
@@ -63,7 +63,8 @@ class TreeUnion:
     def tree(self, root: int, max_nodes: int) -> TokenTree:
         """Return the union, cut to the ``max_nodes`` draft tokens of largest gain.
 
-        Nodes that are computed but never accepted are kept. ``root`` is the last token of the text.
+        Nodes that are computed but never accepted (lookahead's window) are kept. ``root`` is the
+        last token of the text.
         """
         if self._tree is not None and self._tree.num_draft_tokens <= max_nodes:
             return self._tree
@@ -78,7 +79,7 @@ class TreeUnion:
         return union
 
     def _merge(self, root: int) -> Trie:
-        """Return the trie of all trees."""
+        """Return the trie of all trees, made when the second tree is added or the union is cut."""
         if self._trie is None:
             self._trie = Trie(root)
         if self._tree is not None:

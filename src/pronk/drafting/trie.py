@@ -25,7 +25,7 @@ class Frontier(Generic[Candidate]):
         return bool(self._heap)
 
     def push(self, priority: float, candidate: Candidate) -> None:
-        """Insert a candidate; ``priority`` is its gain or another estimate of its acceptance."""
+        """Insert a candidate; ``priority`` estimates the probability that it is accepted."""
         # The counter breaks ties, so that candidates are never compared.
         self._num_pushed += 1
         heappush(self._heap, (-priority, self._num_pushed, candidate))
@@ -41,7 +41,9 @@ class Frontier(Generic[Candidate]):
 
 
 class Trie:
-    """Tree of draft tokens, grown node by node; :meth:`tree` returns the nodes of largest gain.
+    """Tree of draft tokens, grown node by node; :meth:`tree` returns the most promising nodes.
+
+    The *gain* of a node is the estimated probability that it and all nodes above it are accepted.
 
     Node 0 is the root, and nodes are numbered in order of insertion. For ``add(parent, token,
     gain)``::
@@ -87,7 +89,7 @@ class Trie:
         return self._children[node].get(token)
 
     def adds_sibling(self, node: int, token: int) -> bool:
-        """Whether ``node`` has children, but none with ``token``."""
+        """Whether ``token`` would be a sibling: ``node`` has children, but none with ``token``."""
         return bool(self._children[node]) and token not in self._children[node]
 
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
@@ -101,7 +103,7 @@ class Trie:
         its parent's gain.
         """
         own_nodes = {0: 0}  # maps nodes of ``tree`` to nodes of this trie
-        # by node: probability that no child from other trees is right
+        # for each node, the probability that none of its children from other trees is right
         others_wrong: dict[int, float] = {}
         for node in range(1, len(tree)):
             if not tree.acceptable[node]:
@@ -129,11 +131,11 @@ class Trie:
         return max(0.0, 1.0 - right / gain) if gain > 0.0 else 0.0
 
     def tree(self, max_nodes: int) -> TokenTree:
-        """Return the tree of the ``max_nodes`` draft tokens of largest gain.
+        """Return the tree of the ``max_nodes`` draft tokens that are likeliest to be accepted.
 
-        The nodes are in depth-first order. Children are sorted by gain, the largest first, so the
-        main chain follows the likeliest child of each node. Of children with equal gains the one
-        added first comes first.
+        The nodes are in depth-first order. Children are sorted by gain (probability of acceptance),
+        the largest first. So the first nodes are the path that follows the likeliest child of each
+        node. Of children with equal gains the one added first comes first.
         """
         kept_nodes: Container[int] = range(len(self.tokens))
         if len(self.tokens) - 1 > max_nodes:

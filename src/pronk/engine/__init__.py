@@ -1,1 +1,1 @@
-"""The engine: schedule, propose, forward, verify, commit, update."""
+"""The engine: schedules requests, drafts, runs forward passes, and verifies draft tokens."""

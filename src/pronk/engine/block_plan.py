@@ -1,4 +1,4 @@
-"""KV blocks of a request: how many it lacks for its next tokens, and how many later at most.
+"""Number of KV blocks that a request still needs: for its next tokens, and until its end.
 
 The scheduler plans with this module; :mod:`pronk.cache.blocks` allocates. In vLLM, both are parts
 of the KV cache manager: :attr:`BlockPlan.num_new_blocks` is the result of its
@@ -23,7 +23,7 @@ from pronk.engine.request import Request
 
 
 class BlockPlan(NamedTuple):
-    """Blocks that a request lacks, counted once for a decision of the scheduler."""
+    """Numbers of KV blocks that a request still needs, by which the scheduler decides."""
 
     # Blocks to allocate for the pending tokens and for the one that the forward pass generates. A
     # held block that is shared with another request counts if it has to be copied before a write.
@@ -33,13 +33,13 @@ class BlockPlan(NamedTuple):
     num_later_blocks: int
 
     def with_reserve(self, share: float) -> int:
-        """Return the number of new blocks, and a share, 0..1, of the later ones."""
+        """Return ``num_new_blocks`` plus the fraction ``share``, 0..1, of ``num_later_blocks``."""
         return self.num_new_blocks + int(share * self.num_later_blocks)
 
 
 @dataclass(frozen=True)
 class BlockPlanner:
-    """Counts blocks of one KV cache; changes nothing.
+    """Counts blocks of one KV cache without allocating or releasing any.
 
     Attributes:
         cache: the KV cache, with its allocator.
@@ -56,7 +56,7 @@ class BlockPlanner:
     max_tree: int
 
     def plan(self, request: Request) -> BlockPlan:
-        """Return how many blocks a request lacks.
+        """Return how many blocks must be allocated for a request, now and later.
 
         A running request holds the blocks of its computed tokens. A waiting one may hold those of a
         cached prefix.
@@ -93,8 +93,9 @@ class BlockPlanner:
     def can_reserve_all(self, request: Request) -> bool:
         """Return whether a request may reserve the blocks of all its tokens at once.
 
-        It may if half of the empty blocks suffice for them and a step's draft tokens. A request
-        with a sliding window never does: it releases its first blocks while it runs.
+        Consecutive blocks are read faster. The request may reserve them if half of the empty blocks
+        suffice for all its tokens and for the draft tokens of a step. A request with a sliding
+        window never does: it releases its first blocks while it runs.
         """
         allocator = self.cache.allocator
         num_empty = allocator.num_free - len(allocator.evictable)
@@ -126,10 +127,11 @@ class BlockPlanner:
         return max(0, min(self.max_tree, num_slots) - 1)
 
     def _max_held_tokens(self, length: int) -> int:
-        """Return how many of ``length`` new tokens are in held blocks at one time, at most.
+        """Return how many of ``length`` new tokens have KV slots at the same time, at most.
 
-        With a sliding window, these are the tokens of the window, of the next chunk of the prompt,
-        and one more.
+        Without a sliding window these are all of them. With one, these are the tokens of the
+        window, those of the next chunk of the prompt, and the token that the forward pass
+        generates.
         """
         if self.window is None:
             return length

@@ -21,22 +21,25 @@ class DiskReads:
     cache: PagedCache
     # measured durations: blocks are read only if reading is faster than computing them
     costs: CostModel
-    # generators; each step reads the next part
+    # for each request, a generator that reads the next blocks and yields the number of tokens left
     _parts: dict[Request, Iterator[int]] = field(default_factory=dict)
-    # number of tokens that are left to read
+    # for each request, the number of tokens that are left to read
     _num_left: dict[Request, int] = field(default_factory=dict)
 
     def load(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes, digests: list[bytes]
     ) -> Iterator[int]:
-        """Read the blocks after a cached prefix in parts; see :meth:`.PromptCache.load`."""
+        """Return an iterator that reads the blocks after a cached prefix in parts.
+
+        Each item is the number of tokens left to read; see :meth:`.PromptCache.load`.
+        """
         prompts = self.cache.prompt_cache
         if prompts is None:
             return iter(())
         return prompts.load(block_table, tokens, salt, digests, self.costs.prompt_row)
 
     def start(self, request: Request) -> None:
-        """Read the first part of a request that has just taken over its prefix from memory."""
+        """Begin to read the blocks that follow a request's cached prefix, which is in memory."""
         request.stats.cached_tokens += request.block_table.length
         if not request.computes_whole_prompt:
             self._parts[request] = self.load(
@@ -54,7 +57,7 @@ class DiskReads:
         return request in self._parts
 
     def reads_for(self, request: Request) -> bool:
-        """Return whether blocks are being read that a waiting request needs, too."""
+        """Return whether a waiting request needs blocks that are being read for another."""
         size = self.cache.block_size
         salt = request.cache_salt
         stops = [
@@ -65,11 +68,11 @@ class DiskReads:
         return any(each.tokens[:stop] == request.tokens[:stop] for each, stop in stops)
 
     def num_to_compute(self, request: Request) -> int:
-        """Return the number of tokens that are neither in memory nor left to read."""
+        """Return the number of a request's tokens to compute: neither in memory nor to be read."""
         return request.num_pending - self._num_left.get(request, 0)
 
     def all_wait(self, running: Sequence[Request]) -> bool:
-        """Return whether requests wait for blocks, and no other running request can go on."""
+        """Return whether requests wait for blocks from disk and no other one can go on."""
         return bool(self._parts) and all(self.is_reading(each) or each.ended for each in running)
 
     def stop(self, request: Request) -> None:
@@ -81,8 +84,8 @@ class DiskReads:
         length = request.block_table.length
         num_left = 0 if request.ended else next(self._parts[request], 0)
         self._num_left[request] = num_left
-        # Negative if a part of a sliding window was missing: the prefix from memory was released,
-        # too.
+        # Negative if a block that the sliding window needs is missing on disk: then even the cached
+        # prefix that was in memory is released.
         num_read = request.block_table.length - length
         request.stats.disk_tokens += max(0, num_read)
         request.stats.cached_tokens += num_read

@@ -1,4 +1,4 @@
-"""The decode loop: schedule, propose, forward, verify, commit, update.
+"""The decode loop: schedule requests, propose drafts, run the forward pass, verify and commit.
 
 With pronk's own kernels the logits of *any* node of a token tree are bit-equal to those of plain
 decoding, because each sum has the same order (``kernels/README.md``). Accepted tokens are therefore
@@ -49,11 +49,13 @@ class Engine:
         """Build an engine around a loaded model and its KV cache.
 
         Args:
-            target: target model; without a runner, it gets one in this process. Its clock gives the
-                time in seconds, for statistics, measured costs, turns and deadlines.
-            batch: limits of a forward pass; ``prefill_chunk`` is a number.
+            target: target model. Its clock gives the time in seconds, for statistics, measured
+                costs, the scheduler's turns of tenants, and deadlines.
+            batch: limits of a forward pass; ``prefill_chunk`` must be a number
+                (:func:`prefill_size`).
             max_tree: maximum number of rows per decoding request and forward pass.
-            budget: whether to draft only what is expected to pay (:mod:`pronk.drafting.planner`).
+            budget: whether to draft only where that is expected to save time
+                (:mod:`pronk.drafting.planner`).
             acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per
                 request.
         """
@@ -93,8 +95,8 @@ class Engine:
     def abort(self, request: Request) -> None:
         """Stop a request and free its KV blocks; without effect on a removed request.
 
-        During a step, for example by the garbage collector closing a stream, the request is removed
-        at its end.
+        If a step is running, the request is removed at the end of the step, for example when the
+        garbage collector closes a stream during a step.
         """
         with self.lock:
             request.aborted = True
@@ -109,8 +111,8 @@ class Engine:
         concerns all requests. Raises ``PronkError`` if called during a step.
         """
         with self._exclusive():
-            # A method of its own: failed requests are removed after it, when ``_clear_frames`` can
-            # clear its variables.
+            # This is a separate method because failed requests are removed after it:
+            # ``_clear_frames`` can clear the local variables only of a method that has returned.
             self._step()
 
     def tree_logits(
@@ -143,7 +145,7 @@ class Engine:
         ``progress`` is called before each step with the number of completed requests. If one of the
         requests fails, its error is raised, and the others are aborted.
         """
-        with uninterrupted():  # Ctrl-C takes effect only in ``progress`` and in forward passes
+        with uninterrupted():  # so Ctrl-C takes effect only in ``progress`` and in forward passes
             try:
                 for request in requests:
                     self.add(request)
@@ -184,7 +186,11 @@ class Engine:
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Lock the engine; remove ended requests on exit."""
+        """Lock the engine for a step, and remove ended requests after it.
+
+        Raises ``PronkError`` if a step is running in this thread, which a drafter or logits
+        processor may have called.
+        """
         with self.lock, uninterrupted():
             if self._stepping:
                 msg = (
@@ -274,7 +280,7 @@ class Engine:
 def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) -> int:
     """Return the maximum number of prompt tokens per pass.
 
-    ``"window"`` is the largest sliding window.
+    ``prefill_chunk`` is this number, or ``"window"`` for the size of the largest sliding window.
 
     Raises ``OptionError`` if the number is not in 16..8192, or no layer has a sliding window. With
     chunks of one window (Jiang et al. 2023, figure 3) a chunk sees itself and the chunk before it.
@@ -292,7 +298,10 @@ def prefill_size(prefill_chunk: int | Literal["window"], config: ModelConfig) ->
 
 
 def _take_tokens(requests: Sequence[Request]) -> Iterator[tuple[int, Token, bool]]:
-    """Yield the undelivered tokens as :meth:`Engine.stream` does, and forget them."""
+    """Yield the tokens that the caller has not received yet, and drop them from the requests.
+
+    The items are those of :meth:`Engine.stream`.
+    """
     for index, request in enumerate(requests):
         undelivered = request.result.undelivered
         while undelivered:

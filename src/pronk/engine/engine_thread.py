@@ -18,7 +18,7 @@ from pronk.engine.request import Request
 
 _log = logging.getLogger(__name__)
 
-MAX_UNREAD = 256  # tokens of a sample that its caller has not read, beyond which it is paused
+MAX_UNREAD = 256  # a sample is paused while its caller has more unread tokens than this
 
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
@@ -41,17 +41,18 @@ def _end_all() -> None:
 class PendingRequests:
     """Requests of one call of :class:`AsyncLLM`, one per sample. An error of one request ends all.
 
-    While the caller has not read many of the tokens, the requests are paused. The engine's thread
-    counts what it has put, and the caller what it has read, so that neither needs a lock.
+    The requests are paused while too many generated tokens are waiting to be read. The engine's
+    thread alone writes ``num_put``, and the caller alone writes ``num_read``, so that neither needs
+    a lock.
     """
 
-    requests: Mapping[int, Request]  # keys: index of the sample
+    requests: Mapping[int, Request]  # by index of the sample
     loop: asyncio.AbstractEventLoop  # event loop of the caller
     # Output for the caller: one list of new pieces per step; at the end ``None``, or the exception
     # that ended the call.
     queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
-    num_put: int = 0  # tokens put into the queue so far
-    num_read: int = 0  # tokens that the caller has taken and is done with
+    num_put: int = 0  # number of tokens put into the queue so far
+    num_read: int = 0  # number of tokens that the caller has taken and processed
     is_paused: bool = False  # whether the requests wait until the caller has read more
 
     @property
@@ -61,7 +62,7 @@ class PendingRequests:
 
     @property
     def max_unread(self) -> int:
-        """Number of unread tokens beyond which the requests are paused; they go on at the half."""
+        """Number of unread tokens above which the requests are paused; at half of it they go on."""
         return MAX_UNREAD * len(self.requests)
 
     def put(self, item: list[Piece] | BaseException | None) -> None:
@@ -71,7 +72,7 @@ class PendingRequests:
 
 
 class EngineThread:
-    """Thread that steps the engine while there are calls.
+    """Thread that steps the engine while requests of callers are unfinished.
 
     It has no reference to its :class:`AsyncLLM`, which is freed when its user drops it.
     """
@@ -109,7 +110,7 @@ class EngineThread:
             self._wake.notify()
 
     def resume(self, call: PendingRequests) -> None:
-        """Go on with a paused call before the next step."""
+        """Let the paused requests of a call run again, from the next step on."""
         with self._wake:
             self._actions.append(lambda: self._set_paused(call, paused=False))
             self._wake.notify()
@@ -136,7 +137,7 @@ class EngineThread:
                 self._closing = True
                 actions = self._actions
                 self._actions = []
-            for action in actions:  # may add calls, so that these receive the error, too
+            for action in actions:  # calls added here receive the error below, too
                 action()
             for call in [*self._calls]:
                 self._remove(call, cause)
@@ -204,7 +205,7 @@ class EngineThread:
     def _deliver(self, call: PendingRequests) -> None:
         """Put a call's new tokens into its queue.
 
-        At its end, put ``None`` or the error, and remove it.
+        If the call has ended or failed, also put ``None`` or the error, and remove the call.
         """
         pieces = list[Piece]()
         requests = call.requests
@@ -224,7 +225,8 @@ class EngineThread:
             call.put(pieces)
         if not ended and call.num_unread > call.max_unread:
             self._set_paused(call, paused=True)
-            # the caller has read them since, and seen no pause
+            # The caller may have read the tokens meanwhile without seeing the pause, so it would
+            # not resume.
             if call.num_unread <= call.max_unread // 2:
                 self._set_paused(call, paused=False)
         if ended or error is not None:

@@ -6,8 +6,8 @@ first. If a tenant returns after a pause, its counter is raised to the minimum o
 tenants. The counters of two tenants with waiting requests differ by at most the tokens of one batch
 (*Fairness in Serving Large Language Models*).
 
-A tenant also has the time at which its last forward pass ended, for the turns of
-:class:`~pronk.engine.scheduler.Scheduler`.
+The class also stores when the last forward pass of each tenant ended. A tenant that has waited too
+long since gets a turn (:class:`~pronk.engine.scheduler.Scheduler`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ _PER_GENERATED_TOKEN = 2
 class FairShare:
     """Token counters of the tenants with waiting or running requests."""
 
-    # weighted number of served tokens by tenant; see ``join``
+    # for each tenant, the weighted number of served tokens; may be raised by ``join``
     counters: dict[str, int] = field(default_factory=dict)
-    # see ``waiting_since``; tenants with requests
+    # for each tenant with requests, when its last forward pass ended, or when it began to wait
     _last_passes: dict[str, float] = field(default_factory=dict)
-    _in_pass: Collection[str] = ()  # tenants of the forward pass that is running
-    # number of waiting and running requests by tenant
+    _in_pass: Collection[str] = ()  # tenants with requests in the current forward pass
+    # for each tenant, the number of its waiting and running requests
     _num_requests: Counter[str] = field(default_factory=Counter)
 
     def join(self, tenant: str, now: float) -> None:
-        """Register a request.
+        """Register a request of a tenant that began to wait at the time ``now``.
 
-        Raise the counter of a tenant without other requests to the minimum.
+        If the tenant has no other requests, its counter is raised to the minimum of the active
+        tenants, so that a pause gives it no advantage.
         """
         if not self._num_requests[tenant]:
             self._last_passes[tenant] = now
@@ -59,15 +60,15 @@ class FairShare:
             self.counters = kept | {name: self.counters[name] for name in self._num_requests}
 
     def serve(self, tenant: str, *, prefilled: int = 0, generated: int = 0) -> None:
-        """Count tokens served to a tenant."""
+        """Add served tokens to a tenant's counter: computed prompt tokens and generated tokens."""
         self.counters[tenant] += _PER_PROMPT_TOKEN * prefilled + _PER_GENERATED_TOKEN * generated
 
     def begin_pass(self, tenants: Collection[str]) -> None:
-        """Record the tenants of a forward pass that begins."""
+        """Record which tenants have requests in the forward pass that begins."""
         self._in_pass = tenants
 
     def end_pass(self, now: float) -> None:
-        """Record that the last forward pass is over."""
+        """Record that the current forward pass ended at the time ``now``."""
         self._last_passes |= {
             tenant: now for tenant in self._in_pass if tenant in self._last_passes
         }
@@ -76,7 +77,7 @@ class FairShare:
     def waiting_since(self, time: float) -> list[str]:
         """Return the tenants whose last forward pass ended at or before a time, oldest first.
 
-        Before its first pass, a tenant waits since its first request.
+        A tenant without a forward pass so far has waited since its first request.
         """
         waiting = [tenant for tenant, last in self._last_passes.items() if last <= time]
         return sorted(waiting, key=self._last_passes.__getitem__)

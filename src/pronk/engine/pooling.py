@@ -38,14 +38,17 @@ class EmbeddingOptions:
     normalize: bool = True
 
     def check(self, hidden_size: int) -> None:
-        """Raise ``OptionError`` if an option does not fit a model of this width."""
+        """Raise ``OptionError`` if an option is invalid for a model of this hidden size."""
         check_choice("pooling", self.pooling, ("mean", "last"))
         if self.dimensions is not None:
             check_integer("dimensions", self.dimensions, 1, hidden_size)
         check_flag("normalize", self.normalize)
 
     def embeddings(self, poolers: Iterable[HiddenPooler | None], hidden_size: int) -> Array:
-        """Return the embeddings, float32 ``[texts, dimensions]``, of prompts that are done."""
+        """Return the embeddings, float32 ``[texts, dimensions]``, of completely computed prompts.
+
+        There is one pooler per text.
+        """
         vectors = [pooler.embedding for pooler in poolers if pooler is not None]
         return np.array(vectors, np.float32).reshape(len(vectors), self.dimensions or hidden_size)
 

@@ -27,7 +27,8 @@ class Token(NamedTuple):
     """One generated token."""
 
     token_id: int
-    # text that became final with this token; may be empty, or include text of earlier tokens
+    # Text to deliver with this token. It is empty while the text may still change, for example in
+    # the middle of a character; a later token then includes it.
     text: str
     # drafter of an accepted draft token; "guide" for a forced token; else ``None``
     source: str | None
@@ -36,7 +37,11 @@ class Token(NamedTuple):
 
 
 class AdmissionRefusal(NamedTuple):
-    """State of the prefix cache when a request could not start for lack of free blocks."""
+    """Why a waiting request could not start: the state of the prefix cache when blocks were short.
+
+    While this state is unchanged and blocks are short, the scheduler does not look up the prefix
+    again.
+    """
 
     cached_blocks: list[int]  # KV blocks of the request's longest cached prefix
     # prefix-cache key of the text's first block that was not cached; empty if there is none
@@ -46,30 +51,36 @@ class AdmissionRefusal(NamedTuple):
 
 @dataclass
 class Queueing:
-    """Place of a request among those that wait or run; the scheduler's alone.
+    """Data by which the scheduler orders waiting and running requests; only the scheduler uses it.
 
-    Times are those of the scheduler's clock.
+    Times are seconds of the scheduler's clock.
     """
 
-    arrival: int = 0  # 0, 1, … in order of ``Scheduler.add`` calls
-    # when it began to wait; set by ``Scheduler.add``, or before by a caller that held it
+    arrival: int = 0  # 0, 1, … in the order in which requests were added to the scheduler
+    # Time at which the request began to wait. ``Scheduler.add`` sets it, unless the caller has set
+    # an earlier time at which it received the request.
     since: float | None = None
-    start_order: int | None = None  # 0, 1, … in order of first starts; ``None`` before
-    turn_end: float = -inf  # when the turn of its tenant ends
-    turn_start: int = 0  # value of ``Request.num_generated`` when the turn began
-    num_charged: int = 0  # number of generated tokens in the tenant's counter
-    refusal: AdmissionRefusal | None = None  # set while too few blocks are free
+    # 0, 1, … in order of first starts; ``None`` before the first start
+    start_order: int | None = None
+    # End of the turn, if the request has one: a time in which other tenants cannot preempt it.
+    turn_end: float = -inf
+    turn_start: int = 0  # number of generated tokens at the beginning of the turn
+    # number of generated tokens that the tenant's counter of served tokens includes
+    num_charged: int = 0
+    # set if the last attempt to start the request failed for lack of blocks
+    refusal: AdmissionRefusal | None = None
 
 
 @dataclass
 class Speculation:
-    """Drafter of a request, and what is known of its draft tokens."""
+    """A request's drafter, with its state and the measurements of its draft tokens."""
 
     proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
     state: Any = None  # the proposer's state; set if ``started``
     started: bool = False  # whether ``Proposer.start`` has been called
     ledger: RequestLedger = field(default_factory=RequestLedger)
-    trace: DecisionTrace | None = None  # set if ``explain`` is running
+    # record of each decision, for ``pronk explain``; else ``None``
+    trace: DecisionTrace | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -82,10 +93,10 @@ class RequestResult:
     """Text that a request has generated so far, and why it ended."""
 
     detokenizer: TextStream
-    # ends the text with a repeated call of a tool; ``None``: no tools
+    # Detects a tool call that repeats an earlier one, which ends the text; ``None`` without tools.
     calls: RepeatedCalls | None = None
     text: str = ""
-    # whether each output token has a ``source``
+    # for each output token, whether it was an accepted draft token or forced by a guide
     from_draft: list[bool] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
@@ -101,7 +112,7 @@ class RequestResult:
         return self.finish_reason is not None or self.error is not None
 
     def finish(self, finish_reason: FinishReason, stop_reason: str | int | None = None) -> None:
-        """End the text."""
+        """Mark the text as complete, for a reason."""
         self.finish_reason = finish_reason
         self.stop_reason = stop_reason
 
@@ -117,9 +128,9 @@ class Request:
     """One prompt and its output; created by :class:`~pronk.engine.request_factory.RequestFactory`.
 
     ``tokens`` is the prompt followed by the output. The KV cache holds its first
-    ``block_table.length`` tokens. The rest is *pending*: tokens of the prompt, or only the last
-    token, which is the root of the next draft. The sampler and the proposer read ``tokens`` and
-    must not change this list.
+    ``block_table.length`` tokens. The rest is *pending*, that is, still to be computed: tokens of
+    the prompt, or only the last token, which is the root of the next draft. The sampler and the
+    proposer read ``tokens`` and must not change this list.
     """
 
     prompt: Sequence[int]
@@ -130,7 +141,7 @@ class Request:
     speculation: Speculation
     result: RequestResult
     stop_token_ids: frozenset[int]  # token ids that end the text
-    # first sample of the prompt, if this is a later one; its KV blocks may be shared
+    # first sample of the same prompt, if this request is a later sample; both may share KV blocks
     parent: Request | None = None
     priority: int = 0  # scheduling priority; higher values are scheduled first
     # scheduler's time (``perf_counter``) at which an unfinished request fails
@@ -140,18 +151,18 @@ class Request:
     # adapter of the model that computes this request; ``None``: the model alone
     adapter: Adapter | None = None
     tenant: str = ""  # client name for fair scheduling among requests of equal priority
-    # numbers of first tokens that a later prompt of the conversation may share, ascending
-    # (:mod:`pronk.text.chat.branches`); empty if the prompt is no conversation, or if the model
-    # has no recurrent layers
+    # Lengths, ascending, of the prefixes that a later prompt of the same conversation may share
+    # (:mod:`pronk.text.chat.branches`). A recurrent model stores its state there. Empty for other
+    # models and for prompts that are no conversation.
     branch_positions: tuple[int, ...] = ()
-    # set if the request computes an embedding of its prompt, and no tokens
+    # set if the request computes an embedding of its prompt instead of generating tokens
     pooler: HiddenPooler | None = None
-    # whether it must wait until the caller has read its tokens
+    # whether the request must wait because its caller has too many unread tokens
     paused: bool = field(default=False, init=False)
     aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
     queueing: Queueing = field(default_factory=Queueing, init=False)
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    # prefix-cache keys of the first full blocks
+    # keys in the prefix cache of the text's first full blocks
     digests: list[bytes] = field(default_factory=list, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
     # seconds on the engine's clock at ``Engine.add``
@@ -162,7 +173,10 @@ class Request:
 
     @property
     def cache_salt(self) -> bytes:
-        """Salt of the keys of prefix caches; see :func:`~pronk.models.adapters.cache_salt`."""
+        """Salt of the keys of prefix caches: only requests with equal salts share cached blocks.
+
+        It depends on ``salt`` and the adapter (:func:`~pronk.models.adapters.cache_salt`).
+        """
         return cache_salt(self.adapter, self.salt)
 
     @property
@@ -172,7 +186,7 @@ class Request:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Layers (from 1) whose output is needed: by the drafter, or for an embedding."""
+        """Numbers (from 1) of the layers whose outputs the drafter or the embedding needs."""
         return self.speculation.capabilities.hidden if self.pooler is None else (self.pooler.layer,)
 
     @property
@@ -185,7 +199,11 @@ class Request:
 
     @property
     def needs_draft_slots(self) -> bool:
-        """Whether the drafter can propose, and two more tokens (draft and bonus) are allowed."""
+        """Whether to reserve KV slots for draft tokens.
+
+        True if the drafter can propose, and at least two more tokens may be generated: a draft
+        token and the bonus token.
+        """
         proposer = self.speculation.proposer
         return proposer is not None and proposer.capabilities.proposes and self.num_remaining > 1
 
@@ -196,16 +214,22 @@ class Request:
 
     @property
     def has_new_turn(self) -> bool:
-        """Whether the request has a turn of its tenant in which it has generated no token."""
+        """Whether the request was given a turn and has generated no token since.
+
+        Other tenants cannot preempt such a request, even if the time of its turn is over.
+        """
         return self.queueing.turn_end > -inf and self.num_generated == self.queueing.turn_start
 
     def has_turn(self, now: float) -> bool:
-        """Return whether the request has a turn of its tenant."""
+        """Return whether the request has a turn: other tenants cannot preempt it at ``now``.
+
+        A turn ends after ``max_wait`` seconds, but not before the request has generated a token.
+        """
         return self.queueing.turn_end > now or self.has_new_turn
 
     @property
     def is_startable(self) -> bool:
-        """Whether the request may start if it is waiting."""
+        """Whether the scheduler may start the request: it has not ended and is not paused."""
         return not self.ended and not self.paused
 
     @property
@@ -236,6 +260,11 @@ class Request:
         )
 
     @property
+    def has_samples(self) -> bool:
+        """Whether other samples of the prompt start from this request's KV cache."""
+        return self.params.n > 1 and self.parent is None
+
+    @property
     def computes_whole_prompt(self) -> bool:
         """Whether every token of the prompt has to be computed, even if it is in the KV cache."""
         return self.computes_prompt_logprobs or (
@@ -243,16 +272,16 @@ class Request:
         )
 
     def add_hidden(self, rows: Array) -> None:
-        """Add the last layer's outputs of the next tokens to the embedding.
+        """Add outputs of the last layer, ``[rows, hidden]``, to the embedding of the prompt.
 
-        The last token ends the request.
+        The rows are those of the next prompt tokens. The last token of the prompt ends the request.
         """
         assert self.pooler is not None
         if self.pooler.add(self.block_table.length, rows):
             self.result.finish("length")
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
-        """Append a token; return False if it ends the request.
+        """Append a token to the text; return False if it ends the request.
 
         The arguments are those of :class:`Token`.
         """
@@ -280,7 +309,10 @@ class Request:
         return result.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
-        """Append ``(token id, source, logprobs)`` tuples that another replica has delivered."""
+        """Continue a request after tokens that another replica has generated and delivered.
+
+        Each is a tuple ``(token id, source, logprobs)``.
+        """
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)

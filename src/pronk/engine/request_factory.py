@@ -45,7 +45,7 @@ class RequestFactory:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Guides compiled for this model."""
+        """Grammars of guided decoding, compiled for this model's vocabulary and cached."""
         from pronk.sampling.grammars import Grammars  # noqa: PLC0415 - most requests have no guide
 
         return Grammars(self.tokenizer, self.config.vocab_size, self.config.eos_ids)
@@ -86,8 +86,8 @@ class RequestFactory:
     ) -> list[list[int]]:
         """Return the token ids of each prompt, as :meth:`encode_prompt`.
 
-        A tokenizer in a child process has one limit of time for all of them: ``limit`` if some
-        prompts of a request were encoded before.
+        If the tokenizer runs in a child process, one time limit covers all prompts. ``limit`` is
+        the limit under which earlier prompts of the same request were encoded.
         """
         with shared_time(limit):
             return [self.encode_prompt(prompt) for prompt in prompts]
@@ -116,9 +116,9 @@ class RequestFactory:
         return prompt._replace(token_ids=self.encode_prompt(prompt.token_ids))
 
     def check(self, prompt: str | None, params: SamplingParams) -> None:
-        """Raise the errors of a request that need no weights: of prompt, token ids and guide.
+        """Check a request before the weights are loaded: its prompt, token ids and guide.
 
-        A ``prompt`` of ``None`` is not checked.
+        Raises the errors of :meth:`create_request`. A ``prompt`` of ``None`` is not checked.
         """
         if prompt is not None:
             self.encode_prompt(prompt)
@@ -136,8 +136,8 @@ class RequestFactory:
     ) -> list[list[Request]]:
         """Create the samples of several prompts, with parameters from :func:`params_per_prompt`.
 
-        ``branch_positions`` has those of each prompt, in the order of the prompts; empty if no
-        prompt is a conversation.
+        ``branch_positions`` has, for each prompt, :attr:`Request.branch_positions`; it is empty if
+        no prompt is a conversation.
         """
         positions = branch_positions or [()] * len(prompts)
         encoded = self.encode_prompts(prompts)
@@ -209,7 +209,7 @@ class RequestFactory:
         return requests
 
     def watch_calls(self, requests: Iterable[Request], calls: AnswerCalls) -> None:
-        """Let the texts of new requests end with the first call that repeats an earlier one."""
+        """End the text of each new request at the first tool call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
             reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
@@ -312,13 +312,14 @@ class RequestFactory:
     def _add_grammar_drafter(self, proposer: Proposer[Any]) -> Proposer[Any]:
         """Return a wrapper that proposes the guide's forced tokens before those of ``proposer``.
 
-        A proposer has one wrapper, as long as a request uses it.
+        Requests with the same proposer share one wrapper, which exists as long as one of them uses
+        it.
         """
         from pronk.drafting.combined.grammar import GrammarProposer  # noqa: PLC0415 - most requests have no guide
 
         if isinstance(proposer, GrammarProposer):
             return proposer
-        # the wrapper keeps ``proposer`` alive: its id is unique
+        # the wrapper keeps ``proposer`` alive, so no other object can have the same id
         wrapper = self._grammar_proposers.get(id(proposer))
         if wrapper is None:
             wrapper = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
@@ -355,7 +356,7 @@ class RequestFactory:
 
 
 def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Return the ids that end a text: ``stop_token_ids``, and EOS without ``ignore_eos``."""
+    """Return the token ids that end a text: ``stop_token_ids``, and ``eos_ids`` unless ignored."""
     if params.ignore_eos:
         return frozenset(params.stop_token_ids)
     return frozenset((*params.stop_token_ids, *eos_ids))
@@ -364,7 +365,9 @@ def stop_ids_with_eos(params: SamplingParams, eos_ids: Sequence[int]) -> frozens
 def params_per_prompt(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
-    """Return one object per prompt; call this before a drafter is loaded, which may take long.
+    """Return one ``SamplingParams`` per prompt, from one for all prompts or a list.
+
+    Called before a drafter is loaded, which may take long, so that errors are found at once.
 
     Raises ``OptionError`` if ``params`` is of another type or length.
     """

@@ -1,7 +1,7 @@
 """One request's part of a step: its entry of the batch, and verification and commit of its draft.
 
-The root of the draft is the last token of the text. While the prompt is read, the rows of earlier
-prompt tokens precede the root's.
+The root of the draft is the last token of the text. In the pass that completes the prompt, the rows
+of earlier prompt tokens precede the row of the root.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath, verify_tree
 
-# ``Token.source`` of tokens that a guide forces, so that no forward pass has to choose them
+# ``Token.source`` of tokens that a guide forces: they are appended without a forward pass
 _GUIDE = "guide"
 
 
 class RequestStep(NamedTuple):
-    """One request in a step."""
+    """One request's rows in a step, and the draft that the step verifies."""
 
-    scheduled: ScheduledRequest  # the request, and its number of pending tokens in the forward pass
-    draft: TokenTree  # tree to verify: the last pending token (the root) and the draft tokens
-    # Its tree is the draft or, while the prompt is read, a chain of pending tokens.
+    # the request, and how many of its pending tokens the forward pass computes
+    scheduled: ScheduledRequest
+    draft: TokenTree  # tree to verify: the last token of the pass as its root, and the draft tokens
+    # The request's rows in the forward pass: the draft or, while the prompt is read, a chain of
+    # pending tokens.
     entry: BatchEntry
 
     @property
@@ -55,9 +57,10 @@ class RequestStep(NamedTuple):
 
 
 def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestStep:
-    """Return a request's step; the scheduler has reserved the KV slots of its rows.
+    """Return a request's rows in the next forward pass and the draft to verify.
 
-    ``draft`` is the tree of a request with draft tokens, whose only pending token is the root.
+    ``draft`` is the tree of draft tokens; ``None`` without any. A request with draft tokens has no
+    other pending token than the root. The scheduler has reserved the KV slots of the rows.
     """
     request = scheduled.request
     block_table = request.block_table
@@ -99,8 +102,8 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     """
     sampler = step.request.sampler
     # The coupled rule reads only the logits along the accepted path: the sampler checks these, and
-    # others may be infinite. The rejection rules depend on the logits of every draft token: check
-    # all.
+    # others may be infinite. The rejection rules depend on the logits of every draft token, so all
+    # are checked here.
     if step.request.params.rejects:
         _check_finite(logits[:])
     sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
@@ -120,10 +123,10 @@ class OutputProcessor:
         self.clock = clock
 
     def process(self, step: RequestStep, result: ForwardResult, index: int) -> Outcome[Any] | None:
-        """Verify and commit one request's part of a forward pass, the batch's entry ``index``.
+        """Verify one request's draft after a forward pass, and commit tokens and KV rows.
 
-        Return the drafter's outcome; ``None`` for an embedding, and as long as tokens of the prompt
-        are pending.
+        ``index`` is that of the request's entry in the batch. Returns what the drafter observes;
+        ``None`` for an embedding, and while tokens of the prompt are pending.
         """
         request = step.request
         pending = range(step.scheduled.num_tokens)
@@ -213,7 +216,11 @@ class OutputProcessor:
         return tuple(request.tokens[before:])
 
     def _commit_slots(self, request: Request, offsets: list[int] | range) -> None:
-        """Commit the rows at these offsets after the committed tokens, in this order."""
+        """Move computed KV rows behind the committed ones, and count them as committed.
+
+        The new order is that of ``offsets``, which count from the first row after the committed
+        ones. The other new rows are dropped.
+        """
         if isinstance(offsets, list):
             request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
         self.cache.commit_slots(request.block_table, offsets)
@@ -221,7 +228,7 @@ class OutputProcessor:
         self.cache.release_outside_window(request.block_table)
 
     def _append_prompt_logprobs(self, request: Request, logits: Array) -> None:
-        """Append ``prompt_logprobs`` of the tokens after this step's prompt rows.
+        """Append the ``prompt_logprobs`` of the tokens that follow this step's prompt rows.
 
         ``logits`` are those of the prompt rows, ``[rows, vocab]``.
         """
@@ -231,7 +238,8 @@ class OutputProcessor:
         if not request.result.prompt_logprobs:
             request.result.prompt_logprobs.append(None)
         first = request.block_table.length + 1
-        # Number of tokens from ``first`` on that have been appended before a preemption.
+        # number of tokens from ``first`` on whose log-probabilities were appended before a
+        # preemption
         num_reported = len(request.result.prompt_logprobs) - first
         following = request.prompt[first + num_reported : first + len(logits)]
         request.result.prompt_logprobs.extend(token_logprobs(logits[num_reported:], following, top))

@@ -39,6 +39,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from pronk.base.errors import CacheFullError, DeadlineError
+from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.engine.block_plan import BlockPlan, BlockPlanner, max_length
 from pronk.engine.disk_reads import DiskReads
@@ -47,8 +48,9 @@ from pronk.engine.options import MAX_WAIT
 from pronk.engine.request import AdmissionRefusal, Request
 from pronk.models.cost_model import CostModel
 
-# The *reserve* is the fraction of the running requests' future blocks that is kept free, 0..1. It
-# is increased by 1/8 after each preemption for lack of blocks, and multiplied by 0.99 in each step.
+# The *reserve* is a fraction, 0..1: so much of the blocks that running requests may still need is
+# kept free when a request starts. It is increased by 1/8 after each preemption for lack of blocks,
+# and multiplied by 0.99 in each step.
 _RESERVE_INCREASE = 1 / 8
 _RESERVE_DECAY = 0.99
 
@@ -72,7 +74,8 @@ class Scheduler:
     """Queues of waiting and running requests, and the KV blocks of the running ones."""
 
     cache: PagedCache
-    # largest sliding window of a layer in tokens; ``None`` if a layer has full attention
+    # Largest sliding window of a layer in tokens; ``None`` if a layer has full attention, so that a
+    # request keeps all its blocks.
     window: int | None
     max_batch: int  # maximum number of requests per forward pass
     # Maximum number of prompt tokens per forward pass. Each decoding request lowers it by 1, but
@@ -85,10 +88,11 @@ class Scheduler:
     # requests preempted by the last ``schedule``
     preempted: list[Request] = field(default_factory=list)
     fair_share: FairShare = field(default_factory=FairShare)
-    # seconds after which a tenant gets a turn, at least 0; may be infinite
+    # Seconds, at least 0, after which a waiting tenant gets a turn; ``inf`` disables turns.
     max_wait: float = MAX_WAIT
     clock: Callable[[], float] = perf_counter  # time in seconds, for ``max_wait`` and for deadlines
-    disk_reads: DiskReads = field(init=False)  # requests of which blocks are being read from disk
+    # reads the KV blocks of some running requests from disk; these requests wait meanwhile
+    disk_reads: DiskReads = field(init=False)
     blocks: BlockPlanner = field(init=False)
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)
@@ -155,7 +159,7 @@ class Scheduler:
         return True
 
     def expire(self) -> None:
-        """Fail the requests whose deadline has passed; the caller removes them."""
+        """End requests whose deadline has passed with an error; the caller removes them."""
         now = self.clock()
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
@@ -165,15 +169,15 @@ class Scheduler:
                 )
 
     def _charge_tenant(self, request: Request) -> None:
-        """Count the tokens that the request has generated since the last call for its tenant."""
+        """Add newly generated tokens of a request to its tenant's counter of served tokens."""
         generated = request.num_generated - request.queueing.num_charged
         self.fair_share.serve(request.tenant, generated=generated)
         request.queueing.num_charged = request.num_generated
 
     def _give_turns(self, now: float) -> list[Request]:
-        """Give a turn to each tenant that has waited for ``max_wait``.
+        """Give a turn to one request of each tenant that has waited for ``max_wait`` seconds.
 
-        Return the requests that have a turn.
+        Return all requests that have a turn, new ones first: they are scheduled before others.
         """
         first = list[Request]()
         for tenant in self.fair_share.waiting_since(now - self.max_wait):
@@ -188,9 +192,9 @@ class Scheduler:
         return first
 
     def _next_request(self, tenant: str, now: float) -> Request | None:
-        """Return a running request of a tenant that has waited too long.
+        """Return the request that gets the turn of a tenant: a running one, or else start one.
 
-        If it has none, start one.
+        ``None`` if the tenant has no request that can start.
         """
         for request in self.running:
             if (
@@ -208,7 +212,7 @@ class Scheduler:
         return None
 
     def _victims(self, request: Request, now: float) -> list[Request]:
-        """Return the running requests that may be preempted for ``request``, in this order."""
+        """Return the requests that may be preempted for ``request``, the first choice first."""
         victims = [each for each in reversed(self.running) if each.priority < request.priority]
         victims = [
             each for each in victims if each.tenant == request.tenant or not each.has_turn(now)
@@ -220,15 +224,17 @@ class Scheduler:
     def _larger_shares(
         self, request: Request, now: float, taken: Collection[Request]
     ) -> list[Request]:
-        """Return victims of ``request`` besides ``taken``, of tenants with more of the batch.
+        """Return requests to preempt for ``request``, of tenants with more requests in the batch.
 
-        They are taken from the tenant with the most requests, and of these from the one that was
-        served most. If the request's tenant runs none, the last request of another tenant may be
-        taken, too, unless its turn has no token yet.
+        Requests in ``taken`` are victims already and left out. The first victims are of the tenant
+        with the most requests; among equal numbers, of the most served tenant. If no request of the
+        own tenant is running, even the only request of another tenant may be preempted, unless it
+        has a turn and has generated no token in it.
         """
         counters = self.fair_share.counters
         victims = list[Request]()
-        by_tenant: dict[str, list[Request]] = {}  # in running order
+        # requests of each tenant, in the order of ``running``
+        by_tenant: dict[str, list[Request]] = {}
         for each in self.running:
             if each not in taken:
                 by_tenant.setdefault(each.tenant, []).append(each)
@@ -277,7 +283,8 @@ class Scheduler:
     def _waits_for_blocks_of_others(self, request: Request) -> bool:
         """Return whether a request should wait to share blocks that are being read or computed.
 
-        The latter are those of the prompt's first sample, ``parent``.
+        Blocks are read from disk for another request with the same prefix, or computed for
+        ``parent``, the first sample of the same prompt.
         """
         if self.disk_reads.reads_for(request):
             return True
@@ -287,9 +294,9 @@ class Scheduler:
         return parent.block_table.length < len(request.prompt) - 1
 
     def _try_start(self, request: Request, victims: list[Request]) -> bool:
-        """Start a request, if necessary by preempting the first of ``victims``.
+        """Move a waiting request to the running ones; return False if it must wait.
 
-        Return False if it must wait.
+        If necessary, running requests are preempted, in the order of ``victims``.
         """
         if len(self.running) >= self.max_batch and not victims:
             return False
@@ -314,7 +321,8 @@ class Scheduler:
             if len(self.running) < self.max_batch and wanted <= allocator.num_free:
                 break
             self._preempt(victim)
-        if self.blocks.can_reserve_all(request):  # so that they are consecutive, if possible
+        # reserved together, the blocks are consecutive if possible
+        if self.blocks.can_reserve_all(request):
             self.cache.prepare(request.block_table, max_length(request) + self.max_tree)
         self.disk_reads.start(request)
         self.cache.release_outside_window(request.block_table)
@@ -326,7 +334,10 @@ class Scheduler:
         return True
 
     def _is_still_refused(self, request: Request, victims: Sequence[Request]) -> bool:
-        """Return whether a refused request still lacks blocks, with the same cached prefix."""
+        """Return whether a request that could not start before still lacks blocks.
+
+        Saves a new lookup in the prefix cache while the request's cached prefix is unchanged.
+        """
         refusal = request.queueing.refusal
         if refusal is None or self.window is not None or request.parent is not None:
             return False
@@ -341,24 +352,24 @@ class Scheduler:
         return not self.cache.has_cached_block(refusal.next_digest)
 
     def _match_prefix(self, request: Request) -> None:
-        """Take over KV blocks of the parent or the prefix cache, for all tokens but the last."""
+        """Give a request the KV blocks of its longest prefix that is computed already.
+
+        They come from the first sample of its prompt or from the prefix cache. The last token is
+        never included, because its logits are needed.
+        """
         parent = request.parent
         prefix = len(request.prompt) - 1
-        # A state of recurrent layers is that of one prefix: other samples start at a checkpoint.
-        has_prefixes = self.cache.states is None
-        forkable = (
-            has_prefixes
-            and parent is not None
-            and not parent.ended
-            and not parent.block_table.num_released
-        )
+        forked: BlockTable | None = None
         if (
             parent is not None
-            and forkable
+            and not parent.ended
+            and not parent.block_table.num_released
             and parent.block_table.blocks
             and parent.block_table.length >= prefix
         ):
-            request.block_table = self.cache.allocator.fork(parent.block_table, prefix)
+            forked = self.cache.fork(parent.block_table, prefix)
+        if forked is not None:
+            request.block_table = forked
         elif not request.computes_whole_prompt:
             cached = self.cache.match_prefix(request.tokens, request.cache_salt, request.digests)
             request.block_table = cached or request.block_table
@@ -366,7 +377,11 @@ class Scheduler:
         self.cache.release_outside_window(request.block_table)
 
     def _num_available_blocks(self, victims: Sequence[Request]) -> int:
-        """Count the free blocks and those of ``victims``, without those that others need."""
+        """Count the blocks that a starting request may take.
+
+        These are the free blocks, and those that preempting ``victims`` would free, minus the
+        blocks that the other running requests will need.
+        """
         allocator = self.cache.allocator
         references = Counter(block for each in victims for block in each.block_table.blocks)
         released = sum(allocator.references[block] == count for block, count in references.items())
@@ -395,7 +410,10 @@ class Scheduler:
         bisect.insort(self.waiting, request, key=_arrival_order)
 
     def _release_reserved_blocks(self, tokens_by_request: Mapping[Request, int]) -> None:
-        """Release the blocks that running requests hold for tokens after this step's."""
+        """Release the blocks that running requests hold for tokens of later steps.
+
+        ``tokens_by_request`` has the number of tokens of each request in this step.
+        """
         for request in self.running:
             self.cache.trim(
                 request.block_table, request.block_table.length + tokens_by_request.get(request, 0)
@@ -414,7 +432,7 @@ class Scheduler:
         in_order += [each for each in ready if each not in first]
         tokens_by_request: dict[Request, int] = {}
         for request in in_order:
-            # 0 for a request that was preempted: all its tokens are pending again
+            # 0 for a request preempted in this step: its tokens are pending again, and get no part
             tokens = 1 if request.num_pending == 1 else prompt_tokens.get(request, 0)
             if tokens and self._allocate(request, tokens, tokens_by_request, first):
                 tokens_by_request[request] = tokens
@@ -458,9 +476,10 @@ class Scheduler:
     ) -> bool:
         """Reserve KV slots for pending tokens, if necessary by preempting requests.
 
-        Victims have no turn (``first``); if ``request`` has none either, they have started later.
-        If their blocks do not suffice, ``request`` itself is preempted; then return False.
-        ``tokens_by_request`` are the requests already scheduled.
+        Requests with a turn (``first``) are never preempted. A request without a turn preempts only
+        requests that started later. If that does not free enough blocks, ``request`` itself is
+        preempted, and the result is False. ``tokens_by_request`` has the requests already scheduled
+        for this pass.
         """
         if request not in self.running:
             return False
@@ -475,16 +494,20 @@ class Scheduler:
                 if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
+        # The same prompt again can take over all tokens but its last.
+        end = len(request.prompt)
         self.cache.want_checkpoints(
-            request.block_table, (*request.branch_positions, len(request.prompt))
+            request.block_table,
+            (*request.branch_positions, end - 1, end),
+            end - 1 if request.has_samples else None,
         )
         return True
 
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:
-        """Return the request to preempt for blocks.
+        """Return the request to preempt so that ``request`` gets blocks, or ``request`` itself.
 
-        It has the lowest priority, then belongs to the tenant with most requests, and then started
-        last.
+        It has the lowest priority; among equal priorities it belongs to the tenant with the most
+        running requests, and of these it started last. Requests with a turn (``first``) are spared.
         """
         later = self.running if request in first else self.running[self.running.index(request) :]
         victims = [each for each in later if each not in first and not each.has_new_turn]
@@ -498,7 +521,7 @@ class Scheduler:
     def _reserve_draft_slots(self, requests: Sequence[Request]) -> dict[Request, int]:
         """Reserve KV slots for draft tokens after each request's pending token.
 
-        Return how many, by request.
+        Return the number of reserved slots of each request, which may be 0.
         """
         draft_slots = dict[Request, int]()
         num_free_updates = self.cache.num_free_updates
@@ -506,8 +529,9 @@ class Scheduler:
             table = request.block_table
             num_slots = self.blocks.num_draft_slots(request, len(requests) - number)
             if num_free_updates is not None:
-                # The pass may free updates, but not before the draft tokens get theirs. A drafter
-                # that runs the target's first layers needs one more.
+                # Recurrent layers need a slot per row for the change of their state. The forward
+                # pass may free such slots, but only after the draft tokens have got theirs. A
+                # drafter that runs the target's first layers needs one slot more.
                 num_slots = max(0, min(num_slots, num_free_updates // len(requests) - 1))
             draft_slots[request] = num_slots
             self.cache.prepare(table, table.length + 1 + draft_slots[request])

@@ -1,8 +1,9 @@
-"""Log-probabilities of alternative texts after a prompt, computed as one token tree.
+"""Log-probabilities of alternative texts after a prompt, with common beginnings computed once.
 
-The root of the tree is the prompt's last token. The logits of a row do not depend on sibling rows,
-so the sums are bit-equal to those of each alternative alone. The last token of an alternative needs
-no row. If the tree exceeds the row limit, the alternatives are split among several forward passes.
+The alternatives are the paths of one token tree, whose root is the prompt's last token. The logits
+of a row do not depend on sibling rows, so the sums are bit-equal to those of each alternative
+alone. The last token of an alternative needs no row, because only the logits before it count. If
+the tree exceeds the row limit, the alternatives are split among several forward passes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def score(
     """Return the log-probability of each alternative (the token ids of one text) after a prompt.
 
     Raises ``PromptError`` if the prompt has a single token, or an alternative exceeds the limit of
-    a tree or of the context; ``CacheFullError``; ``PronkError`` if logits are infinite or NaN.
+    a tree or of the context; ``CacheFullError`` if prompt and tree do not fit into the KV cache;
+    ``PronkError`` if logits are infinite or NaN.
     """
     max_nodes = engine.scheduler.max_tree - 1
     max_length = max(map(len, alternatives))
@@ -62,7 +64,10 @@ def score(
 
 
 def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]:
-    """Split sorted alternatives into groups whose trees have at most ``max_nodes`` draft nodes."""
+    """Split sorted alternatives into groups whose trees have at most ``max_nodes`` nodes each.
+
+    The root is not counted.
+    """
     groups = list[list[Tokens]]()
     nodes = set[Tokens]()
     for alternative in alternatives:
@@ -76,7 +81,10 @@ def _split(alternatives: Sequence[Tokens], max_nodes: int) -> list[list[Tokens]]
 
 
 def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
-    """Return a tree with one path below ``root`` per alternative, without its last token."""
+    """Return a tree with a path below ``root`` for each alternative.
+
+    The path has the tokens of the alternative without the last one, which needs no row.
+    """
     trie = Trie(root)
     for alternative in alternatives:
         node = 0
@@ -88,7 +96,7 @@ def _make_tree(root: int, alternatives: Sequence[Tokens]) -> TokenTree:
 def _log_probability(alternative: Tokens, tree: TokenTree, logits: Array) -> float:
     """Return the sum of the log-probabilities of one alternative's tokens.
 
-    Logits are ``[nodes, vocab]``.
+    ``logits`` ``[nodes, vocab]`` are those of the nodes of ``tree``.
     """
     nodes = [0]
     total = 0.0

@@ -1,4 +1,4 @@
-"""Call proposers, choose the draft tokens to verify, and record what drafting costs and saves."""
+"""Drafting in each step: call proposers, choose the draft tokens to verify, record costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Speculator:
     def __init__(self, runner: ModelRunner, *, budget: bool, stats: AcceptanceStats | None) -> None:
         """Create a speculator.
 
-        With ``budget``, the planner decides what is drafted, otherwise all is.
+        With ``budget``, the planner decides which drafters propose and which draft tokens are
+        verified; otherwise all do and are.
 
         ``stats`` are the acceptance statistics of all requests without an adapter; ``None``: each
         request has its own.
@@ -50,7 +51,7 @@ class Speculator:
         self.budget = budget
         self.vocab_size = runner.decoder.config.vocab_size
         self.ledger = Ledger()
-        self.seconds = 0.0  # duration of all proposer calls of this step
+        self.seconds = 0.0  # seconds of all calls of proposers in this step
         self._stats_by_adapter: dict[Adapter | None, AcceptanceStats] | None = None
         if stats is not None:
             self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
@@ -115,13 +116,11 @@ class Speculator:
         *,
         experts_read: float | None = None,
     ) -> None:
-        """End a step: pass outcomes to proposers.
+        """End a step: pass outcomes to the proposers; record durations, costs and savings.
 
-        Record durations, and what drafting cost and saved.
-
-        ``outcomes`` are those of the decoding requests. The step began at ``began`` by the runner's
-        clock. ``batch`` is that of the forward pass, and ``experts_read`` that of
-        :class:`~pronk.models.model_runner.ForwardResult`.
+        ``outcomes`` are the verification results of the decoding requests. ``began`` is the time at
+        which the step began, by the runner's clock. ``batch`` are the rows of the forward pass, and
+        ``experts_read`` is the number of experts that it read, relative to a pass of one row.
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
@@ -157,9 +156,9 @@ class Speculator:
     def _record_step(
         self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
     ) -> None:
-        """Record what drafting cost and saved.
+        """Record in the ledger how many seconds the step's drafting cost and saved.
 
-        ``seconds`` is the duration of the step without drafters.
+        ``seconds`` is the duration of the step without the time of drafters.
         """
         num_decoding, num_prompt_rows = _count_plain_rows([step.scheduled for step in steps])
         finished = FinishedStep(
@@ -174,7 +173,7 @@ class Speculator:
         self.ledger.record_step(finished, [each.speculation.ledger for each in outcomes])
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
-        """Count the draft tokens that the text has passed, and pass outcomes to proposers."""
+        """Count which draft tokens equal the new text, and pass the outcomes to the proposers."""
         for proposer, requests in _group_by_proposer(outcomes):
             if not (proposer.capabilities.proposes or proposer.capabilities.observes_all_steps):
                 continue
@@ -199,16 +198,18 @@ class Speculator:
         requests: Sequence[Request],
         draft_slots: Mapping[Request, int],
     ) -> dict[Request, TokenTree]:
-        """Return a proposer's token trees.
+        """Call a proposer for several requests; return its token trees by request.
 
-        If the call for all requests raises, call it once per request.
+        If the call raises an exception, the proposer is called again for each request alone, so
+        that a faulty request does not stop the others.
         """
 
         def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
             return validate_draft(proposer.name, context, tree, self.vocab_size)
 
         began = self.runner.clock()
-        # a proposer that raised may have left draft tokens in the context of a sampler
+        # a proposer that raised an exception may not have rolled back a sampler that it had
+        # advanced
         for request in requests:
             request.sampler.recover()
         contexts: list[DraftContext[Any]] = [
@@ -256,7 +257,7 @@ class Speculator:
         }
 
     def _record_draft_time(self, requests: Sequence[Request], began: float) -> None:
-        """Record the time since ``began``, which drafting for ``requests`` has taken."""
+        """Charge the time since ``began`` to the requests for which drafters were called."""
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
@@ -322,7 +323,10 @@ class Speculator:
 
 
 def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the numbers of decoding requests and of prompt tokens: rows without drafts."""
+    """Return the number of decoding requests and the number of prompt tokens in a batch.
+
+    Their sum is the number of rows of the forward pass without draft tokens.
+    """
     decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
     return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 

@@ -33,23 +33,26 @@ class StepStats(NamedTuple):
 
     rows: int  # number of rows in the forward pass
     drafted: int  # number of verified draft tokens
-    depth: int  # depth of the verified tree
+    depth: int  # largest depth of a draft token in the verified tree
     accepted: int  # number of accepted draft tokens
-    tokens: int  # number of committed tokens
+    tokens: int  # number of tokens that the step added to the text
     draft_clock: float  # ``Stats.draft_seconds`` at the end of the step
     target_clock: float  # ``Stats.target_seconds`` at the end of the step
     clock: float  # seconds from ``Engine.add`` to the end of the step
 
 
 class SourceStats(NamedTuple):
-    """Numbers of verified and of accepted draft tokens of one drafter."""
+    """Draft tokens of one drafter: how many were verified, and how many of these accepted."""
 
     drafted: int
     accepted: int
 
 
 class GainStats(NamedTuple):
-    """Draft tokens with similar predicted acceptance: one bin of ``Stats.gain_stats``."""
+    """Counts of draft tokens whose acceptance was predicted with similar probability.
+
+    It is one bin of ``Stats.gain_stats``, a calibration curve of the predictions.
+    """
 
     draft_tokens: int  # number of draft tokens
     sum_predicted: float  # sum of their predicted acceptance probabilities
@@ -58,7 +61,7 @@ class GainStats(NamedTuple):
 
 @dataclass
 class Stats:
-    """Counts and seconds of one request."""
+    """Counts of tokens and steps of one request, and durations in seconds."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -66,37 +69,44 @@ class Stats:
     # number of tokens found in the prefix cache, at the start and after each preemption
     cached_tokens: int = 0
     disk_tokens: int = 0  # number of ``cached_tokens`` that were read from the prompt cache on disk
-    # seconds of the guide's compilation, perhaps during an earlier request
+    # Seconds of compiling the guide's grammar; a cached grammar was compiled for an earlier
+    # request.
     compile_seconds: float = 0.0
     jumped: int = 0  # number of tokens that the guide forced without a forward pass
-    # number of KV rows moved because the accepted path was not the main chain of the tree
+    # number of KV rows that were moved because the accepted path was not the first path of the tree
     moved: int = 0
-    # seconds in drafters in this request's steps; not divided among the requests
+    # Seconds of drafters in the steps of this request. They are those of all requests of a step,
+    # not this request's part.
     draft_seconds: float = 0.0
-    # seconds of forward passes with this request; not divided among the requests
+    # Seconds of the forward passes with this request. They are those of all requests of a pass, not
+    # this request's part.
     target_seconds: float = 0.0
     total_seconds: float = 0.0  # seconds from ``Engine.add`` to the end of the request
     # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
     steps: list[StepStats] = field(default_factory=list, repr=False)
-    # acceptance counts by drafter name
+    # for each drafter by name, its numbers of verified and accepted draft tokens
     sources: dict[str, SourceStats] = field(default_factory=dict)
-    # Predicted and actual acceptance of draft tokens with accepted parents. Bin i: predictions i /
-    # 10 to (i + 1) / 10.
+    # Predicted and actual acceptance of draft tokens whose parents were accepted. Bin i has the
+    # draft tokens of predicted probability i / 10 to (i + 1) / 10.
     gain_stats: list[GainStats] = field(
         default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False
     )
-    # what other choices of drafters would have saved
+    # seconds that other choices of drafters would have saved
     regret: Regret = field(default_factory=Regret, repr=False)
     draft_error: str | None = None  # exception of the drafter, if the request continued without it
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
-        """Count verified draft tokens as ``(drafter name, accepted)`` pairs."""
+        """Count verified draft tokens by drafter; each is a pair ``(drafter name, accepted)``."""
         for name, accepted in draft_tokens:
             drafted, taken = self.sources.get(name, SourceStats(0, 0))
             self.sources[name] = SourceStats(drafted + 1, taken + accepted)
 
     def count_gains(self, draft_tokens: Iterable[tuple[float, bool]]) -> None:
-        """Count draft tokens as ``(predicted acceptance, accepted)`` pairs."""
+        """Compare the predicted acceptance of verified draft tokens with what happened.
+
+        Each draft token is a pair: the predicted probability that it is accepted if its parent is,
+        and whether it was accepted. Only draft tokens with accepted parents are given.
+        """
         for predicted, accepted in draft_tokens:
             index = min(int(_NUM_BINS * predicted), _NUM_BINS - 1)
             count, sum_predicted, sum_accepted = self.gain_stats[index]
@@ -105,7 +115,10 @@ class Stats:
             )
 
     def check_proposer(self) -> None:
-        """Raise ``PronkError`` if the drafter failed: its statistics are no benchmark."""
+        """Raise ``PronkError`` if the drafter failed during the request.
+
+        For benchmarks: from then on the request was decoded without draft tokens.
+        """
         if self.draft_error is not None:
             error = " ".join(self.draft_error.split())
             msg = (
@@ -163,22 +176,22 @@ class Stats:
 
 @dataclass(frozen=True)
 class Decision:
-    """Speculation decisions and results of one decoding step."""
+    """Draft tokens of one step that were proposed, verified and accepted, with expected times."""
 
-    # One per drafter that has proposed; ``auto`` asks several.
+    # One report per drafter that has proposed; with ``auto`` there can be several.
     reports: tuple[ProposalReport, ...]
     proposed: TokenTree
     # ``proposed`` without the draft tokens that were dropped before verification.
     verified: TokenTree
     path: tuple[int, ...]  # accepted nodes of ``verified``, without the root
-    tokens: tuple[int, ...]  # committed token ids
-    # Estimates in seconds for ``n`` decoding requests, where a step of ``rows`` rows takes
-    # ``costs.at(rows)`` seconds. ``None`` if the costs are unknown.
-    plain: float | None  # step without draft tokens, one request's part: ``costs.at(n) / n``
-    # Step with ``len(verified)`` rows per request, one request's part: ``costs.at(n * rows) / n``.
+    tokens: tuple[int, ...]  # ids of the tokens that the step added to the text
+    # Estimated seconds of a step, one request's part; ``None`` if the costs are unknown. ``n``
+    # requests decode, and a forward pass over ``rows`` rows takes ``costs.at(rows)`` seconds.
+    plain: float | None  # without draft tokens: ``costs.at(n) / n``
+    # with the verified tree: ``costs.at(n * len(verified)) / n``
     expected: float | None
-    drafting: float  # measured seconds in drafters, this request's part
-    # Measured seconds of the step of all requests, without the time in drafters.
+    drafting: float  # measured seconds of drafters, this request's part
+    # measured seconds of the step for all its requests, without the time of drafters
     seconds: float
     allowance: float  # ``Ledger.allowance``: seconds that drafting may still cost the engine
 
@@ -207,14 +220,16 @@ class Decision:
 
 @dataclass
 class DecisionTrace:
-    """Recorded decisions of one request, one per decoding step.
+    """Record of the drafting decisions of one request, one per decoding step.
 
-    Used by :mod:`pronk.lab.explain`.
+    Only requests that :mod:`pronk.lab.explain` runs have a trace; it shows why each draft token was
+    proposed or dropped.
     """
 
     steps: list[Decision] = field(default_factory=list)
     proposed: TokenTree | None = None  # tree that was proposed in the current step
-    draft_seconds: float = 0.0  # seconds that the drafter has taken in the current step
+    # seconds of drafters in the current step so far, this request's part
+    draft_seconds: float = 0.0
 
     def record_step(
         self,
@@ -223,7 +238,11 @@ class DecisionTrace:
         seconds: float,
         allowance: float,
     ) -> None:
-        """Record the current step, which took ``seconds`` without drafters."""
+        """Record the current step, after its verification.
+
+        The step took ``seconds`` without the time of drafters; ``costs`` and ``allowance`` are
+        those of the ledger.
+        """
         verified = outcome.tree
         self.steps.append(
             Decision(

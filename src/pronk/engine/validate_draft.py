@@ -1,4 +1,4 @@
-"""Validation of the trees that drafters propose."""
+"""Validation of a proposed tree against the limits, vocabulary and guide of its request."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def validate_draft(
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # ``probs`` are over another vocabulary. Tokens outside the target's vocabulary are dropped
-        # below, after which the remaining tokens are no sample of ``probs``. Verify all as point
-        # masses, even if no token is dropped.
+        # ``probs`` are distributions over another vocabulary. Tokens outside the target's
+        # vocabulary are dropped below, and then the other tokens are no longer distributed as
+        # ``probs``. So verify the tokens without ``probs``, as if each had been proposed with
+        # certainty.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
         msg = (

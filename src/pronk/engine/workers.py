@@ -1,4 +1,4 @@
-"""Processes that compute a model together: the interface, and the case of one process.
+"""Interface to the processes that compute a model together, and its form for one process.
 
 A guest registers a function by the entry point ``processes`` of ``pronk.workers``; pronk's own is
 in :mod:`pronk.parallel`. It is called with the arguments of :func:`start_workers`, and returns a
@@ -22,14 +22,14 @@ from pronk.models.decoder import Decoder
 from pronk.models.model_runner import ModelRunner
 from pronk.models.split import TensorSplit
 
-# variable that ``torch.distributed.is_torchelastic_launched`` looks for
+# environment variable that ``torchrun`` sets (``torch.distributed.is_torchelastic_launched``)
 _LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 
 def is_launched(workers: int) -> bool:
-    """Return whether ``torchrun`` launched the processes of the model.
+    """Return whether ``torchrun`` has started the model's ``workers`` processes.
 
-    If not, they have to be spawned.
+    If not, this process has to start the others.
     """
     return workers > 1 and _LAUNCHED in os.environ
 
@@ -48,7 +48,7 @@ def check_launched(workers: int) -> None:
 
 
 class Workers(Protocol):
-    """The processes of a model; this one is the first of them."""
+    """The processes that compute a model together, as the first of them sees them."""
 
     @property
     def split(self) -> TensorSplit | None:
@@ -59,11 +59,14 @@ class Workers(Protocol):
 
     @property
     def shard_config(self) -> ModelConfig:
-        """Sizes of this process's layers and cache."""
+        """Config with the sizes of the layers and the KV cache in this process.
+
+        In tensor parallelism these are smaller than the model's.
+        """
 
     @property
     def pool(self) -> type[PagedCache] | None:
-        """Class of the KV cache; ``None``: that of the backend."""
+        """Class of the KV cache that all processes share; ``None``: the backend's own class."""
 
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
         """Return a runner that uses all processes."""
@@ -94,7 +97,8 @@ def start_workers(
 ) -> Workers:
     """Start the processes of a model, or join those that ``torchrun`` has started.
 
-    ``model`` and ``dtype`` are what the options of these names mean.
+    ``model`` is the checkpoint, and ``dtype`` that of the weights, as the options of these names
+    select them.
 
     Raises:
         OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits
@@ -112,7 +116,7 @@ def start_workers(
         )
         raise OptionError(msg)
     if config.recurrent is not None:
-        # Processes send each other keys and values of tokens, but no states.
+        # the processes exchange keys and values of tokens, but no states of recurrent layers
         msg = (
             f"workers: expected 1 for a model with recurrent layers, found {workers}; set 1, or "
             "use replicas"

@@ -87,7 +87,7 @@ def _outputs_of_blocks(matrix: PackedMatrix) -> list[range]:
     In a gated matrix, blocks of the gate and of the up projection alternate.
     """
     struct = matrix.struct
-    units = []  # the blocks of each unit
+    units = []  # for each unit, the outputs of its blocks
     for start in range(0, matrix.shape[0], struct.unit):
         outputs = range(start, start + struct.unit)
         units.append([outputs[first : first + 16] for first in range(0, len(outputs), 16)])

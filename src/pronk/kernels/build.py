@@ -95,10 +95,11 @@ class BuildTarget:
 
 
 def _left_out(target: BuildTarget) -> tuple[list[str], set[str]]:
-    """Return differences of a build for this processor alone.
+    """Return what a build for this processor alone leaves out.
 
     Returns:
-        Further compiler flags, and the source files to leave out.
+        Compiler flags that define the macros of the instruction sets left out, and the names of
+        their source files.
     """
     if target.machine != "x86_64":
         return [], set()

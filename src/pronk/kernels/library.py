@@ -34,8 +34,9 @@ VERSION = 14  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h`
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
-# Values of ``pronk_type`` (``csrc/pronk.h``): by data type; by bits of a code for weights with
-# groups; and by bits of a code for weights with super-blocks.
+# Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
+# this number of bits and a scale per group; and of codes with this number of bits in super-blocks
+# (GGUF K-quants).
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
 SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}
@@ -147,13 +148,13 @@ class Kernels:
         return int(token), confidence.value, scores
 
     def read(self, data: Array) -> None:
-        """Read all bytes of an array on all threads; benchmarks measure the memory bandwidth so."""
+        """Read all bytes of an array on all threads, to measure the memory bandwidth."""
         self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
         """Multiply 8-bit codes in registers on all threads; return the number of products.
 
-        Benchmarks measure the computing power so. AMX tiles are not used.
+        For measurements of the computing power. AMX tiles are not used.
         """
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
 
@@ -289,7 +290,7 @@ def installed_library() -> Path:
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     """Return the kernels of each instruction set that is allowed, the best first.
 
-    The kernels are not checked by a computation yet.
+    They are not tested by a computation; :func:`pronk.models.kernels.load_kernels` does that.
 
     Args:
         choice: ``"auto"`` for all instruction sets of this processor, or the name of one.

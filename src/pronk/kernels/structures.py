@@ -22,7 +22,7 @@ def structure_fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
 
 
 class CWeights(Structure):
-    """``pronk_weights``: a packed matrix."""
+    """C structure ``pronk_weights``: a packed matrix of weights."""
 
     _fields_ = structure_fields(
         ("type gated group minima scale_type", c_int32),
@@ -32,19 +32,19 @@ class CWeights(Structure):
 
 
 class CAdapter(Structure):
-    """``pronk_adapter``: a low-rank adapter of a packed matrix."""
+    """C structure ``pronk_adapter``: a low-rank adapter (LoRA) of a packed matrix."""
 
     _fields_ = structure_fields(("down up", POINTER(CWeights)), ("first", c_void_p))
 
 
 class CBlocks(Structure):
-    """``pronk_blocks``: rows of a GGUF file."""
+    """C structure ``pronk_blocks``: rows of quantized blocks of a GGUF tensor, to be packed."""
 
     _fields_ = structure_fields(("data", c_void_p), ("rows heads", c_int64))
 
 
 class COp(Structure):
-    """``pronk_op``: one operation of a program."""
+    """C structure ``pronk_op``: one operation of a forward pass, such as a matrix product."""
 
     _fields_ = structure_fields(
         ("kind input output residual activation wanted norm", c_int32),
@@ -68,7 +68,7 @@ class COp(Structure):
 
 
 class CSegment(Structure):
-    """``pronk_segment``: the rows of one request."""
+    """C structure ``pronk_segment``: the rows of one request in a forward pass."""
 
     _fields_ = structure_fields(
         ("blocks parents", c_void_p),
@@ -77,7 +77,7 @@ class CSegment(Structure):
 
 
 class CRecurrence(Structure):
-    """``pronk_recurrence``: one request's state, and what a pass does with it."""
+    """C structure ``pronk_recurrence``: how a pass updates one request's recurrent state."""
 
     _fields_ = structure_fields(
         ("updates copies length", c_void_p),
@@ -86,7 +86,7 @@ class CRecurrence(Structure):
 
 
 class CForward(Structure):
-    """``pronk_pass``: the rows of a forward pass, and the addresses of its inputs and results."""
+    """C structure ``pronk_pass``: rows of a forward pass, addresses of its inputs and results."""
 
     _fields_ = structure_fields(
         ("rows segments num_others num_wanted", c_int64),
@@ -108,7 +108,7 @@ OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
 class CDraftChain(Structure):
-    """``pronk_chain``: options of sampling a chain of draft tokens, and the resulting scores."""
+    """C structure ``pronk_chain``: options of sampling a chain of draft tokens, and its scores."""
 
     _fields_ = structure_fields(
         ("key", c_uint64),

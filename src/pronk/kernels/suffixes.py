@@ -1,4 +1,6 @@
-"""Interface of the suffix automaton in C++ (``csrc/suffix.cpp``): an index of a text's substrings.
+"""Python interface of the C++ suffix automaton, an index of all substrings of a text.
+
+``csrc/suffix.cpp`` implements the automaton.
 
 An occurrence of a text's last tokens in an indexed text is a *match*; the tokens after it become
 draft tokens. Acceptance is counted in *buckets*. A draft token's bucket depends on the indexed text
@@ -25,8 +27,8 @@ _VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
 NUM_BUCKETS = 32  # 2 kinds of indexed texts × 4 ranges of match lengths × 4 ranges of shares
 _NUM_DEPTHS = 4  # depths 1, 2 and 3 have separate priors; all depths from 4 on share one
 
-# Initial cache of the priors, by bucket and depth. At NaN, the library calls ``prior``, and stores
-# the result.
+# Initial cache of the prior acceptance probabilities, by bucket and depth. Where an entry is NaN,
+# the library calls ``prior`` and stores the result.
 _UNKNOWN_PRIORS: list[c_double | float] = [float("nan")] * (NUM_BUCKETS * _NUM_DEPTHS)
 
 # Type of a function ``prior(bucket, depth)`` for C, which returns the prior acceptance probability
@@ -35,7 +37,10 @@ _Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
 class _TreeCall(Structure):
-    """``pronk_suffix_tree`` of ``csrc/suffix.cpp``, which documents the fields."""
+    """Arguments and results of a call that builds a draft tree, as C structure.
+
+    Its name in C is ``pronk_suffix_tree``; ``csrc/suffix.cpp`` documents the fields.
+    """
 
     _fields_ = structure_fields(
         ("sources", POINTER(c_void_p)),

@@ -1,4 +1,4 @@
-"""Number of threads of the kernels, a setting of the process."""
+"""Number of threads on which the kernels compute, one setting for the whole process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _num_threads = _available_cores()
 
 
 def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
-    """Set the kernels' number of threads in this process.
+    """Set the number of threads on which the kernels compute in this process.
 
     Args:
         threads: number of threads, 1..4096; ``None``: the current number, divided by ``workers`` if

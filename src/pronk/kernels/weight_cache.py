@@ -30,12 +30,12 @@ from pronk.base.errors import OptionError, describe_error
 from pronk.base.files.atomic import replace_file
 from pronk.kernels.library import VERSION
 
-_ALIGNMENT = 4096  # bytes
+_ALIGNMENT = 4096  # bytes; each matrix begins at a multiple of this in the file
 _MAX_HEADER_BYTES = 1 << 24
 
 
 class WeightCache:
-    """The packed matrices of one model, in a file and newly added.
+    """The packed matrices of one model: those in its cache file, and new ones to be written to it.
 
     Args:
         folder: folder of the file.

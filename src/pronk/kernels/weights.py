@@ -173,7 +173,7 @@ def pack(
 
 
 def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Array) -> Array:
-    """Pack floats; set their format in ``struct``."""
+    """Pack an unquantized matrix, and set its format in ``struct``."""
     struct.type = TYPES[weight.dtype]
     struct.K_pad = ceil(struct.K / 32) * 32
     rows = np.ascontiguousarray(weight)

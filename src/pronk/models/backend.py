@@ -1,9 +1,8 @@
-"""The interface of a backend, which computes models.
+"""Interface of a backend: the code that computes a model, on CPU kernels or by torch.
 
-The engine's own is :mod:`pronk.models.kernel_backend`. The engine asks a backend for all
-that may differ between backends, and never which backend it is.
-Other backends are guests: packages that register a class by an entry point (:mod:`pronk.backends`),
-such as :mod:`pronk.torch`.
+The engine's own is :mod:`pronk.models.kernel_backend`. All differences between backends are behind
+this interface; the engine never tests which backend it has. Other backends are guests: packages
+that register a class by an entry point (:mod:`pronk.backends`), such as :mod:`pronk.torch`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows
 from pronk.models.program import Program
 
-# weights ``[outputs, inputs]`` to pack
+# types of a matrix ``[outputs, inputs]`` that a backend can pack
 AnyMatrix = Array | QuantizedMatrix | CodedRows | BlockMatrix
 
 
@@ -64,11 +63,14 @@ class Backend(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """Digest of what determines the bits besides the model; ``None`` unless ``exact``."""
+        """Digest of what determines the bits of results besides the model, such as the processor.
+
+        Stored keys and values are reused only under the same digest. ``None`` unless ``exact``.
+        """
 
     @property
     def kernels(self) -> Kernels | None:
-        """Kernels that sample tokens from the logits; ``None``: NumPy samples, more slowly."""
+        """Kernels that sample tokens from logits; ``None``: NumPy does, which is slower."""
 
     @property
     def device(self) -> str:

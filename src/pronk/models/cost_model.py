@@ -42,14 +42,16 @@ from statistics import median_low
 from typing import NamedTuple
 
 _WINDOW = 8  # number of recent passes by which the speed and each level are measured
-_ROW = 0.15  # c until a pass with several rows is measured, in passes of one row
+_ROW = 0.15  # value of c before a pass with several rows is measured, in units of a pass of one row
 # In the line and in the regression, the factor by which the weight of each earlier pass falls with
 # every new pass: to one half after 140 passes.
 _KEEP = 0.995
-# Standard deviation of the contexts, in tokens, above which the measured slope d counts more than
-# the assumption d = 0.
+# d, the time per cached token, is the slope of a regression over passes with different context
+# lengths. If their standard deviation is this number of tokens, d is half the measured slope; if
+# they differ less, d is closer to 0, because the measured slope is then mostly noise.
 _SPREAD = 256.0
-_LASTS = 256  # number of passes with draft tokens after which a pass without any is measured again
+# number of passes since the last one without draft tokens, after which such a pass is due again
+_LASTS = 256
 
 
 class CostCurve(NamedTuple):
@@ -59,10 +61,11 @@ class CostCurve(NamedTuple):
     """
 
     speed: float  # seconds of a pass of one row without context
-    # b of the formula: part that does not depend on rows, in passes of one row
+    # b of the formula: time that does not depend on the number of rows, in units of a pass of one
+    # row
     start: float = 1.0 - _ROW
-    slope: float = _ROW  # c of the formula: time of each row, in passes of one row
-    context: float = 0.0  # d times the number of cached tokens, in passes of one row
+    slope: float = _ROW  # c of the formula: time per row, in units of a pass of one row
+    context: float = 0.0  # d times the number of cached tokens, in units of a pass of one row
     experts: float = 0.0  # share of experts in the bytes of weights that a pass of one row reads
     overlap: float = 1.0  # probability that two rows choose the same expert
 
@@ -139,11 +142,15 @@ class _Regression:
 
 @dataclass
 class _Level:
-    """Durations of recent passes with one number of rows, divided by the bytes that they read."""
+    """Costs of recent passes that had the same number of rows.
+
+    A cost is the duration in units of a pass of one row, divided by the bytes of weights read,
+    which are in the same unit.
+    """
 
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    middle: float = 0.0  # level: median of ``costs``
-    latest: int = 0  # number of the last pass with this number of rows, counted over all passes
+    middle: float = 0.0  # median of ``costs``, the level of this number of rows
+    latest: int = 0  # number of the latest of these passes, counted over all passes of the model
 
 
 class CostModel:
@@ -162,7 +169,7 @@ class CostModel:
         self._start = 1.0 - _ROW
         self._slope = _ROW
         self._per_token = 0.0
-        # number of rows and measured speed of each of the last passes
+        # for each of the last passes, its number of rows and the speed that it implies
         self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self._levels: dict[int, _Level] = {}
         self._by_context = _Regression()
@@ -295,5 +302,8 @@ def _overlap(rows: int, experts_read: float) -> float:
 
 
 def usual(values: Collection[float]) -> float:
-    """Return the lower third of a few measured durations, as disturbances only prolong them."""
+    """Return a usual value of a few measured durations: the one at a third of the sorted values.
+
+    Lower than the median, because disturbances only prolong a measurement.
+    """
     return sorted(values)[(len(values) - 1) // 3]

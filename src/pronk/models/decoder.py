@@ -34,8 +34,10 @@ class Attention:
     reads: KVSource | None = None
     attention_norm: Norm | None = None
     qkv: Linear | StackedLinear
-    q_norm: Norm | None = None  # norm of each query head, or of all of them
-    k_norm: Norm | None = None  # norm of each key head, or of all of them
+    # norm of each query head, or with ``whole_qk_norm`` of all query heads together
+    q_norm: Norm | None = None
+    # norm of each key head, or with ``whole_qk_norm`` of all key heads together
+    k_norm: Norm | None = None
     # ``[heads]``: score of each head's attention sink, a key without value
     sinks: Array | None = None
     # Projection to the gates of gated attention, one output for each element of ``out``'s input.
@@ -60,7 +62,7 @@ class Attention:
         return WeightLayout(unit=self.config.head_dim if has_heads else None, several=has_heads)
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each."""
+        """Yield the linear layers; one that stacks several matrices yields each of them."""
         for value in vars(self).values():
             if isinstance(value, Linear | StackedLinear | Experts):
                 yield from value.parts
@@ -91,7 +93,8 @@ class Layer(Attention):
     router: Linear | None = None
     up: Linear | Experts  # gate and up projection, if the MLP is gated
     down: Linear | Experts
-    # the shared expert of a mixture, and the projection to the gate of its output
+    # Shared expert of a mixture, which every row uses, and the projection to the gate of its
+    # output.
     shared_up: Linear | None = None
     shared_down: Linear
     shared_gate: Linear | None = None
@@ -179,7 +182,7 @@ class Decoder:
         return found
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each, the LM head first.
+        """Yield all linear layers, the LM head first; stacked matrices come one by one.
 
         A tied head counts once.
         """
@@ -195,7 +198,8 @@ class ForwardWeights:
     # formats in memory, most bytes first, such as ``int4 in groups of 32, int8 in groups of 128``
     formats: str
     nbytes: int  # size in memory in bytes, scales, minima and padding included
-    # size in the checkpoint's files, or in memory where that is less: what a token has to read
+    # Bytes that a forward pass of one row has to read at least: the weights' size in the
+    # checkpoint, or in memory if that is less, without experts that the row does not choose.
     floor_bytes: int
     count: int  # number of parameters
 
@@ -206,7 +210,7 @@ class ForwardWeights:
 
 
 def forward_weights(decoder: Decoder) -> ForwardWeights:
-    """Return the size and formats of the weights of a loaded model."""
+    """Return the size and formats of the weight matrices that a forward pass reads."""
     sizes = Counter[str]()
     count = 0
     for linear in decoder.linears():
@@ -240,7 +244,10 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 def expert_costs(decoder: Decoder) -> tuple[float, float]:
-    """Return the arguments of :class:`.CostModel` for a model with experts."""
+    """Return the share of experts in the bytes of one row, and the assumed overlap of two rows.
+
+    They are the arguments of :class:`.CostModel` for a model with experts.
+    """
     mixture = decoder.config.mixture
     assert mixture is not None, "expected a model with experts"
     total = sum(linear.packed.nbytes for linear in decoder.linears())

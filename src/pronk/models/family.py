@@ -1,4 +1,4 @@
-"""Description of a family of models: its config keys, its tensors, what differs from Llama.
+"""Description of a model family: how its config is read and how its checkpoints name tensors.
 
 The families are the modules of :mod:`pronk.models.families`.
 """
@@ -14,7 +14,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.models.config_reader import ConfigReader
 from pronk.models.gguf_reader import GgufReader
 
-# Beginning of the names of a multimodal model's language model.
+# beginning of the names of the language model's tensors in a multimodal checkpoint
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 
 
@@ -27,15 +27,15 @@ class TensorNames:
 
     prefix: str  # common beginning of the names in most checkpoints of the family
     layers: str  # name of the list of layers, such as ``h``: layer 0 is ``h.0``
-    # By module of ``decoder.Layer``: names of the checkpoint's modules to stack. For experts: names
-    # of tensors, in which ``{}`` is the number of the expert; without it, a tensor has the matrices
-    # of all experts.
+    # For each module of ``decoder.Layer``, the checkpoint's modules that are stacked in it. For
+    # experts, names of tensors: ``{}`` stands for the number of the expert; without it, one tensor
+    # has the matrices of all experts.
     layer: Mapping[str, tuple[str, ...]]
     embedding: str
     norm: str
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
-    # Names that replace those in ``layer``, in checkpoints that have all of these tensors.
+    # Names that replace those in ``layer`` if a checkpoint has all of these tensors.
     alternatives: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
     # Whether rows of queries and keys are permuted: RoPE rotates the values 2i and 2i + 1 of heads.
@@ -46,7 +46,8 @@ class TensorNames:
     interleaved_experts: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
-    ignored: re.Pattern[str] = re.compile(r"(?!)")  # names of unused tensors; by default none
+    # pattern of the names of tensors that are not used; by default none
+    ignored: re.Pattern[str] = re.compile(r"(?!)")
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor without ``prefix``, and without that of a language model."""
@@ -63,7 +64,8 @@ LLAMA_LAYER: dict[str, tuple[str, ...]] = {
     "up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-# Names in checkpoints of transformers 5 that were not saved in a family's original format.
+# Names of the tensors of experts in checkpoints that transformers 5 has saved with one tensor for
+# all experts.
 FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
     "router": ("mlp.gate",),
     "experts.up": ("mlp.experts.gate_up_proj",),
@@ -81,7 +83,8 @@ LLAMA_NAMES = TensorNames(
         r"|(mtp(_layers)?|vision_tower|multi_modal_projector)\..*"
     ),
 )
-# As LLAMA_NAMES, with norms of the branches' outputs; without others, there is no ``mlp_norm``.
+# As LLAMA_NAMES, for families that norm the outputs of attention and MLP. Families that norm only
+# the outputs have no tensor for ``mlp_norm``.
 OUTPUT_NORM_NAMES = replace(
     LLAMA_NAMES,
     layer={
@@ -171,9 +174,9 @@ class Family:
 
     model_type: str  # value of ``model_type`` in ``config.json``
     parse: Callable[[ConfigReader], ModelConfig]
-    names: TensorNames = LLAMA_NAMES  # of tensors in safetensors files
-    # Values of keys that config.json lacks, as in transformers. A key with the value null has
-    # another default: that of the call which reads the key.
+    names: TensorNames = LLAMA_NAMES  # names of the tensors in safetensors files
+    # Values of keys that a config.json may leave out, as in transformers. If a key is present with
+    # the value null, the default in the call that reads the key applies instead.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # Values of ``model_type`` of multimodal models whose ``text_config`` is of this family, unless
     # it states another one.

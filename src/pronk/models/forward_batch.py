@@ -31,7 +31,7 @@ from pronk.sampling.tree import TokenTree
 
 
 class BatchEntry(NamedTuple):
-    """One request's part of a forward pass: nodes of a tree after the committed tokens.
+    """One request's rows in a forward pass: the nodes of a token tree after the committed tokens.
 
     A row sees the committed tokens of its request, its ancestors in the tree, and itself.
     """
@@ -48,12 +48,12 @@ class BatchEntry(NamedTuple):
     # Number of tokens, those in the cache included, that stay in the text whatever is sampled or
     # rejected. States of recurrent layers may take them over, and cannot drop them again.
     num_final: int = 0
-    # the request's tokens in each of the other models' caches that the program reads
+    # the request's block table in each KV cache of another model that the program reads
     other_tables: tuple[BlockTable, ...] = ()
     # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are
     # sent when it is read.
     all_logits: bool = True
-    # if set, workers sample tokens and send these, not logits
+    # if set, worker processes sample tokens and send these instead of logits
     stateless_sampler: StatelessSampler | None = None
 
     @property
@@ -74,8 +74,9 @@ class BatchEntry(NamedTuple):
 class ForwardBatch:
     """The rows of one forward pass, entry after entry.
 
-    One object goes from the engine's step to the kernels. What is derived from its entries is
-    computed once. Block tables must not change before the pass is over.
+    The engine creates one object per pass, and passes it down to the kernels. Values that are
+    derived from the entries are computed at most once, so block tables must not change before the
+    pass is over.
 
     Attributes:
         entries: one entry per request, at least one.
@@ -100,7 +101,7 @@ class ForwardBatch:
         )
         self._for_kernels: KernelBatch | None = None
         self._recurrence: list[StatePass] = []
-        # rotations of the rows under dynamic RoPE
+        # cosines and sines of the rows' rotations under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
 
     def _find_logits_rows(self) -> Sequence[int]:
@@ -129,7 +130,7 @@ class ForwardBatch:
 
     @property
     def for_kernels(self) -> KernelBatch:
-        """The entries as C structures."""
+        """The entries as C structures, made at first use."""
         if self._for_kernels is None:
             self._for_kernels = KernelBatch(self.entries, self.logits_rows)
         return self._for_kernels
@@ -157,7 +158,7 @@ class ForwardBatch:
             )
             for entry in self.entries
         ]
-        self._recurrence = arguments  # keeps the memory alive
+        self._recurrence = arguments  # keeps the memory alive to which the C structures point
         return (CRecurrence * len(arguments))(*[each.struct for each in arguments])
 
     def slots(self, cache: PagedCache) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Check that a checkpoint has exactly the tensors of a decoder, and read the tensors.
+"""Check that a checkpoint has exactly the tensors that a model needs, and read them.
 
 A matrix is stored as one unquantized tensor, as several tensors of a quantized checkpoint (codes,
 scales, …), or as one tensor of a GGUF file, quantized or not.
@@ -52,7 +52,10 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
 
 
 def _has_tensor(checkpoint: AnyCheckpoint, name: str) -> bool:
-    """Return whether a layer has a tensor; ``name`` may lack the suffix ``.weight``."""
+    """Return whether some layer of the checkpoint has a tensor of this name within the layer.
+
+    ``name`` may lack the suffix ``.weight``.
+    """
     ends = (f".{name}", f".{name}.weight")
     return any(stored.endswith(ends) for stored in checkpoint)
 
@@ -72,7 +75,7 @@ def _without_heads(
 
 
 class Inventory:
-    """Tensors of a checkpoint; a CheckpointError is raised if tensors are missing or unexpected."""
+    """The tensors of a checkpoint, after a check that none is missing or unexpected."""
 
     def __init__(
         self,
@@ -81,7 +84,11 @@ class Inventory:
         parts: Sequence[DecoderPart],
         names: TensorNames | None = None,
     ) -> None:
-        """Check the tensors; ``names`` are by default those of the config's family."""
+        """Compare the checkpoint's tensors with those of ``parts``, by name, shape and dtype.
+
+        ``names`` are by default those of the config's family. Raises ``CheckpointError`` if tensors
+        are missing, unexpected, or have another shape or dtype.
+        """
         self.checkpoint = checkpoint
         names = names or tensor_names(checkpoint, config)
         self._scheme = None if config.quantization is None else parse_scheme(config.quantization)
@@ -154,10 +161,11 @@ class Inventory:
         return self.checkpoint.blocks(name, source.expert, source.rows)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
-        """Read a quantized matrix.
+        """Read a matrix that is quantized in the checkpoint.
 
-        Its codes are written to ``codes``, uint8 ``[outputs, inputs]``. A format without integer
-        codes (FP8) gives a dequantized array. Invalid values raise a CheckpointError.
+        The integer codes are written to ``codes``, uint8 ``[outputs, inputs]``, which the result
+        uses. A format without integer codes (FP8) is dequantized to an array. Raises
+        ``CheckpointError`` for invalid values.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             name = self._stored_name[source.name]
@@ -238,7 +246,10 @@ def _stored_names(checkpoint: AnyCheckpoint, names: TensorNames) -> dict[str, st
 def _quantized_weights(
     checkpoint: AnyCheckpoint, names: TensorNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """Return how quantized weights are stored, by layer names without the family's prefix."""
+    """Return, for each quantized weight, the tensors in which it is stored.
+
+    The keys are names of weights without the family's prefix.
+    """
     # The names of a checkpoint may have a prefix that canonical names lack, such as
     # ``model.language_model.``. Patterns of modules in quantization_config are written for names
     # with the prefix.
@@ -311,7 +322,7 @@ def _have_equal_bytes(one: Array, other: Array) -> bool:
         return False
     one = as_bytes(one)
     other = as_bytes(other)
-    # The comparison of two slices needs as much memory as a slice.
+    # a comparison needs memory for its result, so it is made in slices
     slices = [
         slice(start, start + _COMPARED_BYTES) for start in range(0, len(one), _COMPARED_BYTES)
     ]

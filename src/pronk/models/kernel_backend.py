@@ -1,4 +1,4 @@
-"""The backend of pronk's kernels."""
+"""The engine's own backend, which computes with pronk's CPU kernels."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class KernelBackend:
 
 @dataclass(frozen=True)
 class _LazyCodedRows:
-    """Unquantized matrix.
+    """An unquantized matrix that is quantized slice by slice while :func:`pack` reads it.
 
-    Each slice is quantized when :func:`pack` reads it, to save peak memory.
+    So the quantized codes of the whole matrix are never in memory at once.
     """
 
     kernels: Kernels

@@ -1,4 +1,4 @@
-"""A forward batch as the kernels read it: C structures and arrays."""
+"""Converts the entries of a forward batch to C structures and arrays, which the kernels read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ class KernelBatch:
     def _make_segment(
         self, table: BlockTable, tree: TokenTree | None = None, num_computed: int = 0
     ) -> CSegment:
-        """Return the structure of the committed tokens of a table, and of the nodes of a tree."""
+        """Return the C structure of one request's rows.
+
+        They follow the committed tokens of ``table``, and are the nodes of ``tree`` after the first
+        ``num_computed``. Without a tree there are no rows.
+        """
         blocks = table.c_blocks
         self._kept_alive.append(blocks)
         num_nodes = 0

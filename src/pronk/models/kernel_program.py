@@ -1,4 +1,4 @@
-"""Programs that pronk's kernels run in one call."""
+"""Compiles a model's operations into C structures, which the kernels run in one call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pronk.models.forward_batch import ForwardBatch
 from pronk.models.linear import Experts, StackedLinear
 from pronk.models.program import KVSource, OutputRange, Program, output_range
 
-# kinds of operations (``pronk_kind``)
+# Kinds of operations, numbered as ``pronk_kind`` in ``csrc/pronk.h``.
 (
     _EMBED,
     _LINEAR,
@@ -41,20 +41,21 @@ from pronk.models.program import KVSource, OutputRange, Program, output_range
     _MIX,
     _RECUR,
 ) = range(11)
-# buffers that an operation reads or writes (``pronk_buffer``)
+# Buffers that an operation reads or writes, numbered as ``pronk_buffer`` in ``csrc/pronk.h``.
 _STREAM, _A, _B, _LOGITS, _SCORES = range(5)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
-# ``pronk_mixing``
+# How a matrix product treats experts (``pronk_mixing``): one output row for each expert of a row,
+# or the weighted sum over the experts of a row.
 _SPREAD = 1
 _GATHER = 2
-# kinds of norms (``pronk_norm_kind``); 0 means no norm
+# Kinds of norms, numbered as ``pronk_norm_kind`` in ``csrc/pronk.h``; 0 means no norm.
 _RMS_NORM = 1
 _LAYER_NORM = 2
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4}
 
 
 class KernelProgram(Program):
-    """A program that the kernels run in one call."""
+    """A program that the kernels run in one call (:class:`Program`)."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class KernelProgram(Program):
         super().__init__(hidden, dtype, cache, other_caches)
         self.kernels = kernels
         self._ops: list[COp] = []
-        # different rotations of the operations, in the order of ``pronk_pass.rope``
+        # RoPE tables that the operations use, in the order of the kernels' list ``pronk_pass.rope``
         self._ropes: dict[RopeConfig, RopeTable] = {}
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._has_recurrence = False
@@ -87,7 +88,8 @@ class KernelProgram(Program):
         op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
         op.scale = float(np.asarray(decoder.config.embedding_scale).astype(self.dtype))
-        if decoder.positions is not None:  # the kernels read both tables in one data type
+        # the kernels read token and position embeddings in the same data type
+        if decoder.positions is not None:
             op.positions = self._keep_alive(
                 decoder.positions.astype(decoder.embedding.dtype, copy=False)
             )
@@ -152,7 +154,7 @@ class KernelProgram(Program):
         return op
 
     def _rope_index(self, rope: RopeConfig, cache: PagedCache) -> int:
-        """Return the index of the table of ``rope`` in ``pronk_pass.rope``."""
+        """Return the index of a RoPE table among those that the program passes to the kernels."""
         if rope not in self._ropes:
             assert len(self._ropes) < NUM_ROPE_TABLES, (
                 f"expected at most {NUM_ROPE_TABLES} different rotations"
@@ -318,9 +320,9 @@ class KernelProgram(Program):
     def draft_chain(
         self, batch: ForwardBatch, stream: Array, logits: Array, chain: CDraftChain
     ) -> int:
-        """Run the program on one request's rows, then on each draft token.
+        """Draft a chain: run the program on one request's rows, then on each draft token.
 
-        See :meth:`Kernels.draft_chain`.
+        Returns the number of forward passes; see :meth:`Kernels.draft_chain`.
 
         ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
         """
@@ -331,7 +333,7 @@ class KernelProgram(Program):
     def _make_pass(
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:
-        """Return the arguments of a forward pass without its results."""
+        """Return the arguments of a forward pass as a C structure, without addresses of results."""
         call = CForward()
         call.rows = len(stream)
         call.type = TYPES[self.dtype]

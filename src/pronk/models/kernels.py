@@ -1,4 +1,4 @@
-"""Selection of CPU kernels: the best instruction set of this machine that passes a self-check.
+"""Selection of CPU kernels: the fastest instruction set of this machine that passes a self-check.
 
 The self-check runs before a model is loaded and takes 0.2 to 0.4 s. If it passes, an empty file in
 ``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later
@@ -46,10 +46,11 @@ _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix prod
 # (inputs, outputs) of the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
-# Allowed error of the decoder layer relative to its largest output, by dtype: of an int8 KV cache,
-# else of the weights.
+# Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
+# of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
-# numbers of experts, and of tokens of a short convolution, of the checked layers
+# Number of experts of the checked mixture, and number of tokens of which the checked short
+# convolution takes the weighted sum.
 _EXPERTS = 5
 _TAPS = 3
 _VALUE_DIM = 24  # size of a value head of the checked recurrence
@@ -72,7 +73,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
                 return kernels
         error = self_check(kernels)
         if error is None:
-            # without the marker, the next process checks again
+            # if the marker cannot be written, the next process checks again
             with suppress(OSError, RuntimeError):
                 marker = _passed_marker(kernels)
                 marker.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,10 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 
 
 def _passed_marker(kernels: Kernels) -> Path:
-    """Return the path of the file that exists if the kernels have passed on this processor."""
+    """Return the path of a marker file, which exists if the kernels have passed their self-check.
+
+    The path depends on the library, the instruction set and the processor.
+    """
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 
 
@@ -148,7 +152,10 @@ def _check_quantized_products(kernels: Kernels) -> Iterator[str]:
 
 
 def _check_blocks(kernels: Kernels) -> Iterator[str]:
-    """Check products with GGUF blocks: the portable kernels' bits, and the values."""
+    """Check matrix products with weights in GGUF blocks.
+
+    The bits must be those of the portable kernels, and the values near those of NumPy.
+    """
     random = np.random.default_rng(0)
     x = random.normal(size=(64, _BLOCK_INPUTS)).astype(np.float32)
     for type_ in TENSOR_TYPES.values():
@@ -192,10 +199,15 @@ def _check_sampling(kernels: Kernels) -> Iterator[str]:
 def _check_layer(
     kernels: Kernels, dtype: DType, kv_dtype: DType | None = None, kind: _LayerKind = "attention"
 ) -> Iterator[str]:
-    """Compare a text in one forward pass with NumPy, with itself by token, and in a tree."""
+    """Check that a decoder layer computes the same bits for a text in three ways.
+
+    In one forward pass, token by token, and as a path of a draft tree. The values are compared with
+    NumPy's.
+    """
     config, sizes = _layer_sizes(kind, dtype)
     random = np.random.default_rng(0)
-    scales = {"filter": 1.0, "router": 1.0}  # the others keep the scale of their input
+    # the other weights are scaled so that outputs are about as large as inputs
+    scales = {"filter": 1.0, "router": 1.0}
     weights = {
         name: scales.get(name, 0.125) * random.normal(size=size) for name, size in sizes.items()
     }
@@ -231,7 +243,7 @@ def _check_layer(
 
 
 def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
-    """Return the config of a checked layer, and the shapes of its weights."""
+    """Return the config of a small layer for the self-check, and the shapes of its weights."""
     config = llama_config(hidden=64, layers=1, heads=4, kv_heads=2, mlp=96, vocab=32, context=128)
     sizes: dict[str, tuple[int, ...]] = {"out": (64, 64), "up": (2 * 96, 64), "down": (64, 96)}
     if kind == "convolution":
@@ -264,7 +276,7 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
 
 
 class _LayerRunner:
-    """Embedding and a layer, computed by the kernels, with a KV cache of one text."""
+    """Runs the small layer of the self-check, after an embedding, by the kernels on one text."""
 
     def __init__(
         self,
@@ -297,9 +309,9 @@ class _LayerRunner:
         self.block_table = BlockTable()
 
     def run(self, tree: TokenTree) -> Array:
-        """Return the layer's output for every node.
+        """Return the layer's output for every node of a tree after the committed tokens.
 
-        Commit the main chain (see :class:`TokenTree`).
+        Afterwards the first nodes are committed, as far as each is the child of the one before.
         """
         length = self.block_table.length
         config = self.decoder.config

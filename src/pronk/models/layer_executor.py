@@ -1,4 +1,4 @@
-"""Executor that runs layers, and chains of draft tokens, as programs of a backend."""
+"""Builds the programs of a model's layers, and runs them for batches and for chains of drafts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pronk.sampling.sampler import Sampler
 
 
 class LayersResult(NamedTuple):
-    """Result of running rows through layers."""
+    """Outputs of the layers and of the LM head for the rows of a batch."""
 
     hidden: dict[int, Array]  # output ``[rows, hidden]`` of each layer that was asked for
     # float32 ``[rows, vocab]`` of the rows of all ``logits_nodes``; ``None`` without the LM head
     logits: Array | None
-    # experts read, summed over the layers; ``None``: not counted
+    # number of experts that the pass read, summed over the layers; ``None`` if it was not counted
     experts_read: int | None
 
 
@@ -39,16 +39,18 @@ class LayerExecutor:
     def __init__(
         self, decoder: Decoder, cache: PagedCache, other_caches: Sequence[PagedCache] = ()
     ) -> None:
-        """Create an executor.
+        """Create an executor for the layers of ``decoder``, which use the KV cache ``cache``.
 
-        ``other_caches`` are those of other models that layers of ``decoder`` read.
+        ``other_caches`` are KV caches of other models that the layers read.
         """
         self.decoder = decoder
         self.cache = cache
         self.other_caches = other_caches
-        self.communication_seconds = 0.0  # spent so far on communication with worker processes
+        # seconds spent so far on communication with worker processes
+        self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
-        # versions of the caches for which the programs were built
+        # ``version`` of each KV cache when the programs were built; they contain addresses of its
+        # memory
         self._version: tuple[int, ...] = ()
         # Whether rotations depend on the prompt's length, so that each row has its own.
         self.has_dynamic_rope = any(each.config.has_dynamic_rope for each in (cache, *other_caches))
@@ -101,15 +103,19 @@ class LayerExecutor:
         )
 
     def _program(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
-        """Return the program of the first layers, and of the LM head if ``has_logits``."""
+        """Return the program of the first ``num_layers`` layers, compiled at first use.
+
+        It ends with the LM head if ``has_logits``, and returns the outputs of the layers
+        ``collect``.
+        """
         key = (num_layers, collect, has_logits)
         make = partial(self._compile, num_layers, collect, has_logits=has_logits)
         return self._cached_program(key, make)
 
     def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
-        """Return the program of ``key``.
+        """Return the program of ``key``, compiled by ``make`` at its first use.
 
-        ``make`` compiles it once per allocation of the KV pools.
+        A new allocation of a KV cache makes all programs invalid, because they contain addresses.
         """
         version = tuple([cache.version for cache in (self.cache, *self.other_caches)])
         if version != self._version:

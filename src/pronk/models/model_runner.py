@@ -1,4 +1,4 @@
-"""Forward passes over the draft trees of a batch of requests, through all layers or the first ones.
+"""Runs forward passes of a model over the draft trees of a batch of requests.
 
 The layers and the LM head are one program of the backend (:mod:`pronk.models.layer_executor`).
 """
@@ -55,10 +55,11 @@ class ModelRunner:
         executor: LayerExecutor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Create a runner; without ``executor`` this process computes. ``clock`` returns seconds.
+        """Create a runner of a model in this process, or on several processes by ``executor``.
 
-        ``other_caches`` are those of other models that layers read; each entry of a batch has
-        ``other_tables`` for them.
+        ``other_caches`` are KV caches of other models that the layers read, such as the target's
+        for a draft model; each entry of a batch has ``other_tables`` for them. ``clock`` returns
+        the time in seconds.
         """
         self.decoder = decoder
         self.cache = cache
@@ -70,11 +71,12 @@ class ModelRunner:
         self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, other_caches)
-        # Whether :meth:`draft_chain` is available: not if an executor splits each forward pass
-        # among several processes.
+        # Whether :meth:`draft_chain` is available. It is not if several processes share each
+        # forward pass, nor if rotations depend on the length of the prompt.
         is_alone = executor is None and not self._executor.has_dynamic_rope
         self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
-        self._final_norm: Program | None = None  # built by :meth:`final_norm`
+        # program of the final norm, built at the first call of :meth:`final_norm`
+        self._final_norm: Program | None = None
 
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Run one forward pass over a batch.
@@ -137,15 +139,12 @@ class ModelRunner:
 
     @property
     def is_usable(self) -> bool:
-        """Whether forward passes are possible; see :class:`.LayerExecutor`."""
+        """Whether forward passes are possible: False after a worker process has been lost."""
         return self._executor.is_usable
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds spent so far on communication with worker processes.
-
-        See :class:`.LayerExecutor`.
-        """
+        """Seconds spent so far on communication with worker processes; 0 without any."""
         return self._executor.communication_seconds
 
     def draft_chain(
@@ -184,13 +183,16 @@ class ModelRunner:
     ) -> None:
         """Record the duration of a forward pass, or of a step without its time in drafters.
 
-        ``plain`` and ``experts_read`` are those of :meth:`CostModel.learn`.
+        A pass that mostly reads prompts is recorded as such. ``plain``: whether the pass has no
+        draft tokens. ``experts_read``: number of experts that it read, relative to a pass of one
+        row (:meth:`CostModel.learn`).
         """
         entries = batch.entries
         num_unread = sum([entry.logits_nodes.start for entry in entries])
         if num_unread > _MAX_CHAIN_ROWS * len(entries):
             self.cost_model.learn_prompt(batch.num_rows, seconds)
-        elif all(batch.logits_counts):  # short embeddings have no LM head
+        # a pass for embeddings runs without the LM head, so it takes less time and is left out
+        elif all(batch.logits_counts):
             self.cost_model.learn(
                 batch.num_rows,
                 batch.num_committed,

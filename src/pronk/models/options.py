@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pronk.base.options import Option, documented
 
-# As in the checkpoint, or quantized to 8 or 4 bits when the model is loaded.
+# How weights are stored in memory: as in the checkpoint, or quantized to 8 or 4 bits at loading.
 WEIGHTS = ("plain", "int8", "int4")
-# Split the branches of token trees, or the heads and columns of each layer.
+# What several processes divide: the branches of token trees, or the heads and columns of layers.
 PARALLEL = ("tree", "tensor")
 
 

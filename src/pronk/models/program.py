@@ -1,4 +1,4 @@
-"""Programs: the operations of a forward pass, and the rows to compute.
+"""A program is the list of operations of a forward pass, compiled once and run for each batch.
 
 Each layer of a model appends its operations to a program once, with ``layer.compile(program,
 index)``. A forward pass is then one call into the library. A decoder layer has these operations,
@@ -67,7 +67,7 @@ class OutputRange(NamedTuple):
     """Scale and soft cap of a linear layer's outputs."""
 
     scale: float = 1.0
-    cap: float = 0.0  # 0: none
+    cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
 
 
 class KVSource(NamedTuple):
@@ -82,7 +82,7 @@ class KVSource(NamedTuple):
     source's layer.
     """
 
-    layer: int  # from 0
+    layer: int  # number of the layer, from 0
     cache: int = 0  # 0: the model's own cache; ``n > 0``: ``Program.other_caches[n - 1]``
 
 
@@ -105,8 +105,8 @@ class Program(ABC):
         self.dtype = dtype
         self.cache = cache
         self.other_caches = other_caches
-        # Whether a run adds the tokens of the text to the states of recurrent layers; not if the
-        # program computes only some of the layers.
+        # Whether a run advances the states of recurrent layers past the tokens of the text. False
+        # if the program computes only some of the layers.
         self.keeps_states = True
 
     def cache_of(self, kv: KVSource) -> PagedCache:
@@ -123,7 +123,7 @@ class Program(ABC):
         """Append an :class:`~pronk.models.decoder.Attention`, with its residual connection.
 
         The keys and values are stored as those of layer ``index`` (from 0), unless the layer reads
-        others.
+        those of another one (``layer.reads``).
 
         With ``partial`` (tensor parallelism), the output for this process's heads is written to the
         buffer ``logits`` instead of being added to the stream.
@@ -141,14 +141,14 @@ class Program(ABC):
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def convolution(self, layer: Any, index: int) -> None:
-        """Append the short convolution of a decoder layer, with its residual connection."""
+        """Append the operations of a layer's short convolution, with its residual connection."""
         assert self.cache is not None
         self.linear(layer.gates, norm=layer.attention_norm, to="B")
         self.convolve(layer.filter, layer.filter_bias, self.cache, index)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def recurrence(self, layer: Any, index: int) -> None:
-        """Append the recurrence of a decoder layer, with its residual connection."""
+        """Append the operations of a recurrent layer's mixer, with its residual connection."""
         self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
         self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
         self.recur(layer, index)
@@ -157,7 +157,8 @@ class Program(ABC):
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection.
 
-        For ``partial``, see ``attention``.
+        With ``partial`` (tensor parallelism), the output of this process's columns is written to
+        the buffer ``logits`` instead of being added to the stream.
         """
         activation = "clamped" if layer.config.clamped_gate else layer.config.activation
         if layer.router is None:
@@ -178,7 +179,10 @@ class Program(ABC):
     def _add_branch(
         self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool
     ) -> None:
-        """Append ``stream += scale · norm(source Wᵀ + b)``; for ``partial``, see ``attention``."""
+        """Append ``stream += scale · norm(source Wᵀ + b)``, the output of attention or MLP.
+
+        With ``partial``, the output is written to the buffer ``logits`` instead of being added.
+        """
         scale = config.residual_scale
         if norm is None:
             self.linear(
@@ -325,7 +329,7 @@ class Program(ABC):
 
     @abstractmethod
     def route(self, mixture: MixtureConfig) -> None:
-        """Append the choice of each row's experts and of their weights, by buffer ``scores``."""
+        """Append the choice of each row's experts and their weights, by the router's ``scores``."""
 
     @abstractmethod
     def store_feature(self, layer: int) -> None:
@@ -355,5 +359,5 @@ class Program(ABC):
 
 
 def output_range(linear: Any) -> OutputRange:
-    """Return scale and soft cap of a linear layer; those of packed weights are 1 and none."""
+    """Return the scale and the soft cap of a linear layer's outputs; by default 1 and no cap."""
     return OutputRange(getattr(linear, "scale", 1.0), getattr(linear, "cap", None) or 0.0)

@@ -1,4 +1,7 @@
-"""The prompt cache of a model: its folder, and the identity of all that its blocks depend on."""
+"""Opens the prompt cache of a model on disk, for stored keys and values of its prompts.
+
+Stored blocks are found only by a model whose files, config, kernels and options are the same.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +81,14 @@ def open_prompt_cache(
 
 
 def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:
-    """Return a digest of the model's files; it is computed once for each state of the files."""
+    """Return a digest of the content of the model's files.
+
+    It is stored in the database by the files' sizes and times, so that unchanged files are not read
+    again.
+    """
     if isinstance(model, GgufCheckpoint):
         states = model.identity
-    else:  # the files with weights and those that describe them
+    else:  # the files of a checkpoint's weights and of its config
         paths = sorted([*model.glob("*.safetensors"), *model.glob("*config.json")])
         states = [file_identity(path.resolve()) for path in paths]
     # Tools can keep the time of modification of a file that they replace, but not the time of its

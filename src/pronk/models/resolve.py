@@ -1,4 +1,4 @@
-"""From the name of a model to its folder or GGUF file, and to the drafters that make it faster."""
+"""Finds a model's folder or GGUF file by its name, and drafters that are known to fit it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
             "model", f"expected a folder, a GGUF file or a name, found {name!r:.60}", OptionError
         )
     text = DEFAULT_MODEL if name is None else str(name)
-    # a folder ./smollm2 has to be named
+    # a folder ./smollm2 is not the default model; it is used only if ``name`` is given
     local = clone_model(text) if name is None else _local_model(name)
     if local is not None:
         return local
@@ -107,8 +107,8 @@ class Pair(NamedTuple):
     """A drafter with a model that was measured to make a target faster: a row of ``pairs.json``."""
 
     target: Fingerprint
-    drafter: str  # name of a drafter with the option ``model``
-    source: str  # the drafter's model
+    drafter: str  # name of a drafter that has the option ``model``, such as ``draft_model``
+    source: str  # value of this option: name of the draft model or head on the Hub
 
     @property
     def model(self) -> HubModel:
@@ -120,7 +120,7 @@ class Pair(NamedTuple):
 
 @cache
 def all_pairs() -> tuple[Pair, ...]:
-    """Return the rows of the table."""
+    """Return the rows of ``pairs.json``: drafters that were measured to make a target faster."""
     rows = json.loads((Path(__file__).parent / "pairs.json").read_bytes())
     return tuple(
         Pair(Fingerprint(row["architecture"], row["weights"]), row["drafter"], row["source"])
@@ -129,9 +129,9 @@ def all_pairs() -> tuple[Pair, ...]:
 
 
 def find_pairs(path: Path, config: ModelConfig) -> list[Pair]:
-    """Return the pairs of a target.
+    """Return the known drafters of a target, which is given by its folder or file and its config.
 
-    Its weights are hashed only if a pair has a target of the same architecture.
+    The target's weights are hashed only if the table has a target of the same architecture.
     """
     architecture = describe_architecture(config)
     pairs = [pair for pair in all_pairs() if pair.target.architecture == architecture]

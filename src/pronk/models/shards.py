@@ -29,7 +29,10 @@ _OTHER_FILES = (
 def copy_companions(
     source: Path, folder: Path, files: Iterable[str] = (*TOKENIZER_FILES, *_OTHER_FILES)
 ) -> None:
-    """Copy tokenizer, licence and similar ``files`` (paths or patterns) to ``folder``."""
+    """Copy the files of a model besides its weights and config, such as tokenizer and licence.
+
+    ``files`` are paths or patterns in ``source``; missing ones are left out.
+    """
     found = [path for pattern in files for path in sorted(source.glob(pattern))]
     for path in found:
         if path.is_file():
@@ -38,7 +41,7 @@ def copy_companions(
             shutil.copyfile(path, copy)
 
 
-# called with the numbers of bytes written so far and to write in all
+# called with the number of bytes written so far, and the total
 Progress = Callable[[int, int], None]
 
 _SAFETENSORS_TYPES = {dtype: name for name, dtype in DTYPES.items()}

@@ -66,7 +66,7 @@ class TensorSplit:
                 expected = f"expected a model without {part} for 'tensor'"
                 refuse("parallel", f"{expected}, {found}", OptionError)
         if self.config.norm_places != "input" or self.config.whole_qk_norm:
-            # Such a norm needs the sums of all processes.
+            # A norm of outputs needs the sum over all processes before the residual connection.
             expected = (
                 "expected a model with norms of the inputs of attention and MLP only for 'tensor'"
             )
@@ -125,9 +125,9 @@ class TensorSplit:
         return self._take_outputs(weight, name, sizes, number)
 
     def shard_bias(self, part: DecoderPart, number: int, bias: Array) -> Array | None:
-        """Return this process's shard of ``bias``.
+        """Return this process's shard of the bias ``part.bias[number]``.
 
-        ``None`` for ``out`` and ``down`` on all ranks except 0.
+        ``None`` for ``out`` and ``down`` on all ranks except 0, because their outputs are summed.
         """
         name = part.target.rpartition(".")[2]
         if self._shard_inputs(name) is not None and self.rank:
@@ -156,9 +156,9 @@ class TensorSplit:
         return range(begin, size if self.rank == self.workers - 1 else end)
 
     def _shard_inputs(self, name: str) -> range | None:
-        """Return this process's inputs of the layer ``name``.
+        """Return the range of inputs that this process has of the layer ``name``.
 
-        ``None`` unless it is ``out`` or ``down``.
+        ``None`` for layers that are not split by inputs: all but ``out`` and ``down``.
         """
         if name == "out":
             width = self.config.group * self.config.head_dim
@@ -166,10 +166,14 @@ class TensorSplit:
         return self._columns if name == "down" else None
 
     def _take_outputs(self, weight: Weight, name: str, sizes: Sequence[int], number: int) -> Weight:
-        """Return this process's outputs of a tensor: a view of one range, or a copy of several."""
+        """Return the rows of a tensor that are outputs of this process.
+
+        The result is a view if the rows are one range, else a copy. ``sizes`` has the number of
+        outputs of each stacked tensor, and ``number`` is the index of this one.
+        """
         begin = sum(sizes[:number])
         end = sum(sizes[: number + 1])
-        kept = list[range]()  # rows of the tensor
+        kept = list[range]()  # ranges of the tensor's rows that this process has
         for outputs in self._shard_outputs(name, sizes):
             first = max(outputs.start, begin)
             stop = min(outputs.stop, end)

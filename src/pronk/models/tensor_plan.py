@@ -28,11 +28,13 @@ from pronk.models.family import TensorNames
 class CheckpointTensor:
     """A tensor of a checkpoint, or the part of the tensor that belongs to one weight."""
 
-    name: str  # without the family's prefix
-    shape: tuple[int, ...]  # of the whole tensor, also with ``expert`` or ``rows``
+    name: str  # name in the checkpoint, without the family's prefix
+    # shape of the whole tensor, also if only an expert or some rows belong to the weight
+    shape: tuple[int, ...]
     # number of the expert, an index into the first axis; ``None``: the whole tensor
     expert: int | None = None
-    rows: HeadRows | None = None  # the rows of the weight; ``None``: all, in the tensor's order
+    # rows of the tensor that belong to the weight; ``None``: all rows, in the tensor's order
+    rows: HeadRows | None = None
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -52,9 +54,9 @@ class DecoderPart:
     # ``table`` is an array in the dtype of the checkpoint, such as an embedding, and ``vector`` an
     # array in float32.
     kind: Literal["linear", "norm", "table", "vector"]
-    # tensors to stack; empty for an LM head tied to the embedding
+    # tensors to stack for the weight; empty for an LM head that is tied to the embedding
     weight: tuple[CheckpointTensor, ...]
-    bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack; empty without a bias
+    bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack for the bias; empty without a bias
     transposed: bool = False  # whether the ``weight`` tensors are stored ``[inputs, outputs]``
     # whether the outputs are in the order ``gate 0, up 0, gate 1, up 1, …``
     interleaved: bool = False
@@ -68,7 +70,10 @@ class DecoderPart:
 
 
 def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Iterator[DecoderPart]:
-    """Yield every part of the decoder; ``names`` are by default those of the config's family."""
+    """Yield each module of the decoder, with the checkpoint tensors that it stacks.
+
+    ``names`` are by default those of the config's family.
+    """
     names = names or get_family(config.family).names
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
@@ -86,10 +91,10 @@ def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Itera
 
 
 def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
-    """Yield the parts of a decoder layer."""
+    """Yield each module of layer ``index``, from 0, with the checkpoint tensors that it stacks."""
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
-    # By module: number of outputs of each stacked matrix, number of inputs, whether there is a
-    # bias.
+    # For each module: number of outputs of each stacked matrix, number of inputs, whether there is
+    # a bias.
     linears = {
         "up": (up_sizes, config.hidden_size, config.mlp_bias),
         "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
@@ -127,7 +132,10 @@ def _stored_modules(names: TensorNames, index: int, module: str) -> tuple[str, .
 
 
 def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
-    """Yield the projections of a layer's attention and its sinks, without norms."""
+    """Yield the projections and sinks of a layer's attention, with their checkpoint tensors.
+
+    The norms are left out.
+    """
     hidden = config.hidden_size
     qkv = _stored_modules(names, index, "qkv")
     out = _stored_modules(names, index, "out")
@@ -167,10 +175,10 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
 
 
 def _take_rows(part: DecoderPart, rows: Sequence[HeadRows | None]) -> DecoderPart:
-    """Return a linear layer that takes ``rows`` of each of its tensors."""
+    """Return a linear layer changed to use only some rows of each of its tensors."""
 
     def take(tensors: tuple[CheckpointTensor, ...]) -> tuple[CheckpointTensor, ...]:
-        # An empty tuple is that of absent biases.
+        # ``tensors`` is empty if the layer has no biases
         return tuple(
             replace(tensor, rows=taken)
             for tensor, taken in zip(tensors, rows[: len(tensors)], strict=True)
@@ -215,14 +223,14 @@ def _plan_recurrence(
         outputs = (recurrent.num_channels, recurrent.num_outputs)
         yield plan_linear(f"{path}.mixer_in", inputs, outputs, hidden)
     else:
-        # Queries, keys, values and gates of the outputs.
+        # The rows of a key head are its queries, keys, values and gates of the outputs.
         values = per_key_head * recurrent.value_dim
         sizes = (recurrent.key_dim, recurrent.key_dim, values, values)
         yield _plan_sections(f"{path}.mixer_in", inputs[0], key_heads, sizes, hidden)
     if len(gates) == 2:
         yield plan_linear(f"{path}.mixer_gates", gates, (value_heads,) * 2, hidden)
     else:
-        # Beta, then the decay.
+        # The rows of a key head are beta for each of its value heads, then the decay for each.
         numbers = (per_key_head, per_key_head)
         yield _plan_sections(f"{path}.mixer_gates", gates[0], key_heads, numbers, hidden)
     filter_ = f"{_stored_modules(names, index, 'mixer_filter')[0]}.weight"
@@ -242,7 +250,7 @@ def _plan_recurrence(
 def _plan_sections(
     target: str, stored: str, heads: int, sections: Sequence[int], inputs: int
 ) -> DecoderPart:
-    """Return a linear layer of one matrix, which has the rows of one head after the other.
+    """Return a linear layer whose stored matrix has the rows of one head after the other.
 
     ``sections`` are the numbers of rows of a head in each section. The layer's outputs are those of
     the first section for all heads, then those of the second section, and so on.
@@ -257,7 +265,10 @@ def _plan_sections(
 def _shared_sizes(
     config: ModelConfig, mixture: MixtureConfig
 ) -> dict[str, tuple[tuple[int, ...], int, bool]]:
-    """Return the sizes of the shared expert as in :func:`plan_layer`; empty if there is none."""
+    """Return the sizes of the modules of the shared expert; empty if there is none.
+
+    For each module: outputs of each stacked matrix, number of inputs, whether there is a bias.
+    """
     width = mixture.shared_width
     if not width:
         return {}
@@ -307,7 +318,10 @@ def _plan_experts(
 
 
 def _bias_of(name: str) -> str:
-    """Return the name of experts' biases by that of their weights: ``….weight`` in GGUF files."""
+    """Return the name of the tensor of experts' biases, given that of their weights.
+
+    Names of weights end with ``.weight`` in GGUF files only.
+    """
     module = name.removesuffix(".weight")
     return f"{module}_bias" if module == name else f"{module}.bias"
 
@@ -337,7 +351,11 @@ def plan_linear(
     bias: bool = False,
     transposed: bool = False,
 ) -> DecoderPart:
-    """Return a linear layer of stacked matrices; ``outputs`` has the number of outputs of each."""
+    """Return the checkpoint tensors that are stacked to a linear layer.
+
+    ``target`` is the layer's attribute path in the decoder. ``stored`` has the names of the stacked
+    modules in the checkpoint, and ``outputs`` the number of outputs of each.
+    """
     sizes = list(zip(stored, outputs, strict=True))
     weight = tuple(
         CheckpointTensor(f"{name}.weight", (inputs, size) if transposed else (size, inputs))
@@ -350,7 +368,11 @@ def plan_linear(
 
 
 def plan_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
-    """Return a norm over ``size`` features."""
+    """Return the checkpoint tensors of a norm over ``size`` features.
+
+    ``target`` is the norm's attribute path in the decoder, and ``stored`` its name in the
+    checkpoint.
+    """
     bias = (CheckpointTensor(f"{stored}.bias", (size,)),) if config.norm == "layer" else ()
     weight = (CheckpointTensor(f"{stored}.weight", (size,)),)
     return DecoderPart(target, "norm", weight, bias, offset=config.norm_offset)

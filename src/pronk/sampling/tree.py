@@ -186,7 +186,10 @@ class TokenTree:
         return self._children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
-        """Return the token of ``node`` and the distribution that it was drawn from, or ``None``."""
+        """Return the token of ``node``, and the distribution that it was drawn from.
+
+        The distribution is ``None`` if the token was not drawn at random.
+        """
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_samples(self, node: int) -> tuple[DraftSample, ...]:

@@ -16,7 +16,8 @@ from pronk.server.origins import check_origin
 class RequestLimits:
     """Limits of requests to a server.
 
-    In brackets after each limit: the HTTP status of the response to a request beyond the limit.
+    In brackets after each limit stands the HTTP status of the response to a request that exceeds
+    it.
     """
 
     body: int = 4 * 2**20  # bytes of the body (HTTP 413)
@@ -24,7 +25,8 @@ class RequestLimits:
     headers: int = 16 * 2**10  # bytes of path, query and headers together (HTTP 431)
     prompts: int = 64  # number of prompts in one request (HTTP 400)
     embeddings: int = 2048  # number of texts in one request for embeddings (HTTP 400)
-    # Number of tokens to generate per sample; None is the model's context (HTTP 400).
+    # Largest ``max_tokens`` that a request may ask for, per sample; ``None``: limited only by the
+    # model's context. A larger number is refused (HTTP 400).
     max_tokens: int | None = None
     n: int = 16  # number of samples per prompt (HTTP 400)
     stop: int = 16  # number of stop strings, of stop token ids, and of bad words, each (HTTP 400)

@@ -122,9 +122,10 @@ class Dialogues:
 
 
 def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return token ids and marks of each dialogue in a batch.
+    """Split a batch into its dialogues; return token ids and kinds of tokens of each.
 
-    ``ids`` and ``marks`` are ``[sequences, length]``; padding is left out.
+    ``ids`` and ``marks`` are ``[sequences, length]``. ``marks`` has the kind of each token
+    (:class:`Mark`), and ``Mark.START`` is the first token of a dialogue. Padding is left out.
     """
     ids = ids[marks != Mark.PADDING]
     marks = marks[marks != Mark.PADDING]

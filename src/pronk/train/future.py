@@ -115,7 +115,8 @@ def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -
 class FutureModel(nn.Module):
     """A decoder, and heads that predict further tokens.
 
-    If the order of the heads is anticausal, the heads are layers of the decoder.
+    In the order ``"anticausal"``, the head for the most distant token comes first, and the heads
+    are the last layers of the decoder itself. In the other orders they are additional layers.
     """
 
     def __init__(self, config: ModelConfig, shape: HeadsShape) -> None:

@@ -102,7 +102,9 @@ class LoopOptions:
     adamw_share: ClassVar[float] = 1.0
 
     steps: int = 3000  # number of optimizer steps after which the run ends
-    minutes: float | None = None  # time limit of the run in minutes
+    # Time limit of the whole run in minutes, start and final evaluation included; ``None``: no
+    # limit.
+    minutes: float | None = None
     # number of successive evaluations without improvement after which the run ends
     patience: int | None = None
     batch: int = 8192  # tokens per optimizer step

@@ -3,6 +3,7 @@ weights from folders and GGUF files.
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -329,7 +330,7 @@ def test_the_tensors_of_an_mtp_head_are_those_behind_the_layers(
 
 
 def test_a_missing_tensor_is_named(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    folder = checkpoint("qwen3_5_text")
+    folder = Path(shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "changed"))
     raw = json.loads((folder / "config.json").read_text())
     raw["layer_types"] = ["full_attention", *raw["layer_types"][1:]]
     (folder / "config.json").write_text(json.dumps(raw))

@@ -1,9 +1,9 @@
 """The drafter ``auto``, the default: all drafters that are installed, each where it pays.
 
-The planner (:mod:`pronk.drafting.planner`) asks the drafters one after the other, each only if what
-it is expected to add to the draft tokens before it is worth its time. The proposal is the union of
-their trees. Drafters given as ``parts`` are added, and replace the drafters of the same kind.
-``docs/methods/auto.md`` lists them.
+The planner (:mod:`pronk.drafting.planner`) calls the drafters one after the other. A drafter is
+called only if the tokens that it is expected to add to those of the drafters before it save more
+time than it takes. The proposal is the union of their trees. Drafters given as ``parts`` are added,
+and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pronk.drafting.tree_union import TreeUnion
 from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
 
-# Drafters whose heads may come with a model, the first choice first.
+# Drafters whose trained heads may come with a target model, in order of preference.
 _HEADS = ("eagle3", "mtp", "multi_token")
 
 
@@ -45,9 +45,10 @@ class Auto(Composite):
     """Options of ``auto``.
 
     Attributes:
-        parts: drafters in addition to those that are found.
-        bundled: whether to use ``pronk-tiny-draft``, in a clone, if no part has a model and the
-            vocabularies are equal.
+        parts: drafters in addition to the installed ones; a part replaces the installed drafter of
+            the same kind.
+        bundled: whether to use the draft model ``pronk-tiny-draft`` of a clone of the repository,
+            if it has the target's vocabulary and no other draft model or head is found.
         num_nodes: maximum number of draft tokens per step, 1..127.
     """
 
@@ -75,9 +76,10 @@ class Auto(Composite):
         return AutoProposer(self, [*without_model, *with_model], target)
 
     def _find(self, target: Target) -> list[Proposer[Any]]:
-        """Return the first drafter with a model that fits and needs no option.
+        """Return the first drafter with a model that works with the target without any option.
 
-        An empty list if none does.
+        It is a head that comes with the target, a known draft model that is downloaded, or
+        ``pronk-tiny-draft``. The list is empty if none of them works.
         """
         heads = [head for head in _heads() if head.find_default(target) is not None]
         found: list[Drafter | str] = [*heads]
@@ -91,7 +93,8 @@ class Auto(Composite):
         if self.bundled:
             found += ["cape(draft_model)", "draft_model"]
         for drafter in found:
-            # no clone, another vocabulary, no memory, or no package of the drafter
+            # The drafter may not work here: no clone of the repository, another vocabulary, too
+            # little memory, or a missing package.
             with suppress(PronkError):
                 return [bind_proposer(make_drafter(drafter), target)]
         return []
@@ -111,7 +114,7 @@ def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
 
 
 class AutoProposer(Proposer[States]):
-    """Proposes the union of several drafters' trees; each drafter is asked where it pays."""
+    """Proposes the union of several drafters' trees, each drafter where it saves time."""
 
     name = Auto.name
 
@@ -120,7 +123,7 @@ class AutoProposer(Proposer[States]):
         self.options = options
         self.clock = target.clock
         wrapped = [part.capabilities for part in self.parts]
-        # others get them if asked
+        # other drafters get logits in the steps in which they propose
         logits = any(each.logits and each.observes_all_steps for each in wrapped)
         self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
 

@@ -108,8 +108,9 @@ class GrammarProposer(Proposer[States]):
 class _ForcedTree:
     """Tree under construction: forced tokens, the wrapped drafter's tree, more forced chains.
 
-    The last token of the first chain is the root of the drafter's tree. Attributes are those of
-    :class:`TokenTree`, without the later forced chains in ``verify``, ``probs`` and ``origin``.
+    The last token of the first chain is the root of the drafter's tree. The attributes are those of
+    :class:`TokenTree`, but ``verify``, ``probs`` and ``origin`` lack the entries of the chains that
+    :meth:`add_forced_chains` adds.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class _ForcedTree:
         self.gain = None if unknown_gain else [1.0] * (shift + 1) + list((tree.gain or (1.0,))[1:])
         origin = tree.origin or (("", 0), *((drafter, 0),) * tree.num_draft_tokens)
         self.origin = (("", 0), *((Grammar.name, 0),) * shift, *origin[1:])
-        # Acceptable children of each node.
+        # children of each node, without those that are computed but never accepted
         self.children = [[*full.children(node).values()] for node in range(len(full))]
 
     def add_forced_chains(self) -> None:
@@ -135,7 +136,7 @@ class _ForcedTree:
         guide = self.context.sampler.guide
         assert guide is not None
 
-        def visit_node(node: int) -> bool:  # returns whether to visit its children
+        def visit_node(node: int) -> bool:  # returns whether to visit the children of ``node``
             if not guide.allows(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])

@@ -24,7 +24,10 @@ from pronk.sampling.tree import TokenTree
 
 
 def _default_parts() -> tuple[Drafter, ...]:
-    """Return ``suffix`` for repeated text, and ``recycling``, which nearly always proposes."""
+    """Return the default drafters.
+
+    ``suffix`` is good at repeated text, and ``recycling`` nearly always has a proposal.
+    """
     return Suffix(min_match=2), Recycling()
 
 

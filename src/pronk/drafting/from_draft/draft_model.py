@@ -1,7 +1,7 @@
 """A second, smaller model proposes chains (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model generates up to ``num_tokens`` draft tokens, one forward pass each, which all
-requests share. Tokens that entered the text since the last proposal are run in one pass
+The draft model generates up to ``num_tokens`` draft tokens, with one forward pass for each; the
+requests share the passes. Tokens that entered the text since the last proposal are run in one pass
 (:mod:`pronk.drafting.shared.draft_runner`).
 """
 
@@ -55,8 +55,7 @@ class ModelDrafter(Drafter):
             8 rows: the root and 7 tokens.
         min_confidence: a chain ends after its first token with a lower confidence, 0..1; 0 turns
             the rule off. The confidence is the draft model's largest probability. Under the coupled
-            rule it includes the noise of the request's seed
-            (:mod:`pronk.drafting.from_draft.threshold`).
+            rule, the noise of the request's seed is added to the logits before.
     """
 
     model: str | None = None
@@ -84,7 +83,7 @@ class ModelDrafter(Drafter):
 
 
 class ModelProposer(Proposer[DraftCache]):
-    """Proposes chains of draft tokens.
+    """Proposes chains of tokens that a draft model generates.
 
     ``draft`` holds the draft model with its KV pool, and runs it.
     """
@@ -111,7 +110,7 @@ class ModelProposer(Proposer[DraftCache]):
     ) -> list[Chain]:
         """Return a chain for each context.
 
-        It is empty if drafting does not pay or is impossible in this step.
+        A chain is empty if drafting is not expected to save time, or is impossible in this step.
         """
         chains = begin_chains(self, contexts, self.options.num_tokens, self._is_unsure, stops)
         self.draft.draft_chains([chain for chain in chains if not chain.is_full])
@@ -200,9 +199,9 @@ class DraftModel(ModelDrafter):
 
 
 def _default_model(drafter: str, target: Target) -> Path:
-    """Return the folder of pronk-tiny-draft.
+    """Return the folder of ``pronk-tiny-draft``, the draft model in a clone of the repository.
 
-    Raise OptionError if it is absent or of another vocabulary.
+    Raise ``OptionError`` if the folder is absent, or the target has another vocabulary.
     """
     path = clone_model("pronk-tiny-draft")
     if path is None or not _has_vocabulary_of(target, path):

@@ -1,12 +1,16 @@
 """Threshold decoding: end a chain where the drafter's confidence falls below an adaptive threshold.
 
-The rule is that of the code of the survey *How to make LLMs go fast* (section "Threshold
-decoding"), with the formulas in ``docs/methods/threshold.md``. ``c_i`` is the product of the
-confidences of the first ``i`` draft tokens (:class:`~pronk.sampling.draft_token.DraftToken`). The
-survey's text uses the last accepted token instead: c_k, with c_0 = 1 (``toward="accepted"``). This
-makes chains shorter: the measured speed is within 5 % of that of the best fixed length if the
-drafter is expensive, and 6 to 23 % lower if a draft token costs 1.3 % of a forward pass of the
-target.
+``c_i`` is the product of the confidences of the first ``i`` draft tokens of a chain
+(:class:`~pronk.sampling.draft_token.DraftToken`). A chain ends at the first token whose ``c_i`` is
+below the request's threshold. If all its draft tokens are accepted, the threshold falls by
+``boost``. Otherwise the threshold becomes the mean of itself and the ``c_i`` of the first rejected
+token.
+
+This is the rule in the code of the survey *How to make LLMs go fast* (section "Threshold
+decoding"); ``docs/methods/threshold.md`` has the formulas. The text of the survey takes the ``c_i``
+of the last accepted token, with ``c_0 = 1`` (``toward="accepted"``). That makes chains shorter: the
+measured speed is within 5 % of that of the best fixed length if the drafter is expensive, and 6 to
+23 % lower if a draft token costs 1.3 % of a forward pass of the target.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from pronk.sampling.tree import TokenTree
 
 
 class _LastChain(NamedTuple):
-    """A request's last chain, with which the next outcome is compared."""
+    """The chain that was proposed last for a request, to be compared with what was accepted."""
 
     root_position: int  # position of the chain's root in the text, from 0
     tokens: Sequence[int]  # the chain's draft tokens
@@ -40,11 +44,11 @@ class _LastChain(NamedTuple):
 
 @dataclass
 class _ThresholdState:
-    """One request's threshold, which changes with outcomes alone."""
+    """One request's threshold, which changes only when a chain has been verified."""
 
     threshold: float
-    # Kept from the proposal to its outcome, because trees hold no confidences; not a part of the
-    # state by which proposals are made.
+    # Stored from the proposal until it is verified, because trees hold no confidences. Later
+    # proposals do not depend on it, so it is left out of comparisons.
     last_chain: _LastChain | None = field(default=None, compare=False)
 
 
@@ -159,7 +163,8 @@ class ThresholdProposer(Proposer[States]):
         chain = state.last_chain
         if chain is None or outcome.position != chain.root_position:
             return
-        num_verified = outcome.tree.num_matched(chain.tokens)  # the chain's end may have been cut
+        # the engine may have cut the end of the chain
+        num_verified = outcome.tree.num_matched(chain.tokens)
         if not num_verified:
             return
         accepted = [outcome.tree.tokens[node] for node in outcome.path]

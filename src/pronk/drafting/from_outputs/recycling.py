@@ -53,7 +53,7 @@ class Successors:
     def put(self, token: int, successors: Sequence[int]) -> None:
         """Replace the row of ``token`` by the first ``top_k`` of ``successors``.
 
-        A full table evicts a row.
+        A full table drops the row that was updated longest ago.
         """
         self.rows.pop(token, None)
         self.rows[token] = tuple(successors[: self.top_k])
@@ -63,7 +63,7 @@ class Successors:
 
 @dataclass
 class RecyclingState:
-    """State of one request."""
+    """State of token recycling for one request."""
 
     # the request's own table, or with the option ``shared`` the table of all requests
     successors: Successors
@@ -122,7 +122,7 @@ class Recycling(Drafter):
 
 
 class RecyclingProposer(Proposer[RecyclingState]):
-    """Token recycling for all requests of a target."""
+    """Proposer of token recycling, for all requests of a target."""
 
     name = Recycling.name
     capabilities = Capabilities(logits=True, observes_all_steps=False)
@@ -158,8 +158,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
         state = outcome.state
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        # Count the committed tokens as read: rows from logits take the place of pairs of successive
-        # tokens. Later nodes overwrite the rows of earlier ones.
+        # The logits below give the rows of the committed tokens, so ``read_text`` need not enter
+        # their pairs of successive tokens. Of several nodes with the same token, the last one gives
+        # the row.
         if state.num_read == outcome.position + 1:
             state.num_read += len(outcome.committed)
         successors = state.successors

@@ -39,7 +39,7 @@ from pronk.sampling.tree import TokenTree
 
 Key = TypeVar("Key", bound=Hashable)
 
-_MAX_ROWS = 4  # rows per request, above which a pass is measured as one that reads a text
+_MAX_ROWS = 4  # a pass with more rows per request is counted as reading text, not as drafting
 
 
 @dataclass
@@ -70,9 +70,10 @@ class HeadDraft:
 
 
 class EagleRunner:
-    """Runs a head for several requests in shared passes, by two programs.
+    """Runs a head for several requests in shared passes.
 
-    That of part 0 has no logits.
+    The head has two programs: part 1 computes logits, and part 0 does not, for rows whose next
+    token is known.
 
     As long as this object exists, the target's cache keeps the feature of every token. Raises
     ``OptionError`` if there is no memory for the features or for the head's KV cache.
@@ -90,7 +91,10 @@ class EagleRunner:
         self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
 
     def draft_chains(self, chains: Sequence[Chain]) -> None:
-        """Draft the tokens of empty chains; the state of each context is the request's cache."""
+        """Draft the tokens of empty ``chains`` of several requests in shared passes of the head.
+
+        The state of each chain's context is the request's :class:`DraftCache`.
+        """
         if len(chains) == 1 and self.supports_draft_chain(chains[0].context):
             self.draft_chain(chains[0])
             return
@@ -99,7 +103,8 @@ class EagleRunner:
 
         def next_logits(incomplete: Sequence[Chain]) -> list[Array]:
             own = [drafts[chain] for chain in incomplete]
-            if incomplete[0].draft_tokens:  # otherwise all chains are empty
+            # false in the first round, in which all chains are empty
+            if incomplete[0].draft_tokens:
                 for chain, draft in zip(incomplete, own, strict=True):
                     draft.add(len(draft.outputs) - 1, chain.tokens[-1])
                 self.extend(own)
@@ -111,10 +116,11 @@ class EagleRunner:
     def begin(
         self, contexts: Mapping[Key, DraftContext[DraftCache]], rows: int
     ) -> dict[Key, HeadDraft]:
-        """Run the missing rows of all texts; return the drafts by the keys of ``contexts``.
+        """Run the rows of each text that are not cached; return a draft for each request.
 
-        The last node of a draft has the logits after the text. ``rows`` is the most rows of draft
-        tokens per request. Requests that cannot draft in this step are left out.
+        The last node of a draft has the logits of the first draft token. The result has the keys of
+        ``contexts``; requests that cannot draft in this step are left out, for example if KV slots
+        are missing. ``rows`` is the largest number of rows of draft tokens per request.
         """
         drafts = {
             key: HeadDraft(context)
@@ -123,7 +129,7 @@ class EagleRunner:
         }
         if drafts:
             self._run_texts([*drafts.values()])
-        # Draft tokens of another drafter at the end of each text.
+        # each text may end with draft tokens of another drafter, such as forced tokens
         others = [
             (draft, draft.context.tokens[draft.context.root + 1 :]) for draft in drafts.values()
         ]
@@ -135,7 +141,7 @@ class EagleRunner:
         return drafts
 
     def read(self, context: DraftContext[DraftCache], most: int) -> tuple[Array, int] | None:
-        """Run the rows of a text that its cache lacks, but for the last row.
+        """Run the rows of a text that are not cached, except the last one, and return logits.
 
         Returns the logits of the last ``most`` of these rows, and the index in the text of the
         token that the first of them predicts; ``None`` if the request cannot draft in this step.
@@ -151,7 +157,7 @@ class EagleRunner:
         return self._read_rows(draft, stop - len(cache.tokens), logits=True), first
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
-        """Run the new nodes of all drafts; each must have one."""
+        """Run the nodes of all drafts that are not computed yet; each draft must have one."""
         entries = list[BatchEntry]()
         features = list[Array]()
         for draft in drafts:
@@ -179,7 +185,7 @@ class EagleRunner:
         )
 
     def draft_chain(self, chain: Chain) -> None:
-        """Draft a whole chain, which is empty, in one call of the kernels."""
+        """Draft all tokens of an empty chain in one call of the kernels."""
         context = chain.context
         if not self._reserve(context, chain.max_tokens):
             return
@@ -220,9 +226,10 @@ class EagleRunner:
             draft.context.state.append(draft.tokens[:1])
 
     def _reserve(self, context: DraftContext[DraftCache], rows: int) -> bool:
-        """Do :meth:`ModuleRunner.reserve_again` for the rows of a text.
+        """Reserve KV slots for a text and draft rows; return whether the request can draft.
 
-        A text of one token has none.
+        See :meth:`ModuleRunner.reserve_again`. A text of one token has no row, so it cannot be
+        drafted for.
         """
         # The cache's token of row i is text token i + 1. Token 0 also determines the rows, but has
         # no row of its own.

@@ -52,7 +52,7 @@ from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
-# folders of the heads that come with pronk; each has a card
+# folder of the heads that come with pronk, each in a folder with a model card
 _PACKAGED = Path(__file__).parents[2] / "heads"
 
 
@@ -98,7 +98,8 @@ class Eagle3(Drafter):
         if folder is not None and (folder / "config.json").is_file():
             return folder
         # A packaged head is used whatever the weights: quantizations and fine-tunes of its target
-        # accept many of its draft tokens, and the policy does not ask a head that does not pay.
+        # accept many of its draft tokens, and the planner does not use a head that does not save
+        # time.
         architecture = describe_architecture(target.decoder.config)
         for config in sorted(_PACKAGED.glob("*/config.json")):
             if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
@@ -146,7 +147,8 @@ class Mtp(Eagle3):
         """Return the target's folder if its checkpoint has an MTP head, or ``None``."""
         folder = target.folder
         if folder is not None and folder.is_dir():
-            with suppress(CheckpointError):  # the files have changed since the target was loaded
+            # raised if the files have changed since the target was loaded
+            with suppress(CheckpointError):
                 return folder if find_mtp_names(tuple(Checkpoint(folder))) is not None else None
         return None
 
@@ -182,7 +184,8 @@ class Eagle3Proposer(Proposer[DraftCache]):
     def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
         if self.options.num_nodes is None:
             return [chain.tree() for chain in self.chains(contexts)]
-        trees = [Chain(context, self.label).tree() for context in contexts]  # without draft tokens
+        # trees of a root alone, for requests that do not draft
+        trees = [Chain(context, self.label).tree() for context in contexts]
         active = {
             number: context
             for number, context in enumerate(contexts)
@@ -214,7 +217,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         return True
 
     def _pays(self, search: _Search) -> bool:
-        """Return whether children of the best nodes are worth a pass of the head."""
+        """Return whether a pass of the head for the best nodes is expected to save time."""
         context = search.draft.context
         plan = context.plan
         chain = plan.chain
@@ -243,7 +246,7 @@ class _Search:
     draft: HeadDraft
     options: Eagle3
     label: str
-    ids: DraftIds | None  # the target's token of each logit; ``None``: 0, 1, …
+    ids: DraftIds | None  # target's token id of each logit; ``None``: logit i is that of token i
     depth: int = 0
     best: list[tuple[float, float, int, int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -260,9 +263,9 @@ class _Search:
         ]
 
     def expand(self) -> bool:
-        """Add children of the computed nodes to the tree.
+        """Add the likeliest children of the computed nodes to the tree.
 
-        Return whether some of them can get children.
+        Return whether the depth limit allows children of these children.
         """
         self.depth += 1
         found = list[tuple[float, float, int, int, tuple[int, ...]]]()
@@ -277,7 +280,7 @@ class _Search:
         return bool(found) and self.depth < self._max_depth
 
     def add_best(self) -> None:
-        """Have the next pass of the head compute the likeliest nodes."""
+        """Add the likeliest nodes of this depth to the next pass of the head."""
         add = self.draft.add
         self._level = [
             (add(own, path[-1]), node, probability, path)
@@ -298,7 +301,7 @@ def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -
     """Refuse a head of another architecture, and warn about one of another target."""
     own = head.eagle.fingerprint
     verifier = head.eagle.verifier
-    # reads a part of every tensor of the target
+    # computed only if needed, because it reads a part of every tensor of the target
     fingerprint = None if own is None else target.fingerprint
     if own is not None and fingerprint is not None:
         if own.architecture != fingerprint.architecture:

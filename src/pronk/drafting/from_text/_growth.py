@@ -61,11 +61,11 @@ PRIORS = dict(
 # more than 1 because several indexes may propose the same node, so that a candidate adds none.
 _MAX_CANDIDATES_PER_NODE = 2
 
-# Maximum number of continuations of a match. Of more, those that first occurred latest are left
-# out, because a frequent continuation usually occurs early in the text.
+# Maximum number of continuations of a match. If there are more, those that first occurred latest
+# are left out, because a frequent continuation usually occurs early in the text.
 _MAX_CONTINUATIONS = 128
 
-_END = -1  # no token id: ends a text in ``PythonSuffixes``
+_END = -1  # stands for the end of a text in ``PythonSuffixes``; no token has this id
 
 
 @cache
@@ -78,7 +78,7 @@ def _library() -> Any:
 
 
 class CompiledTreeBuilder:
-    """Tree builder in C++ (``kernels/csrc/suffix.cpp``)."""
+    """Builder of the draft trees of one request, in C++ (``kernels/csrc/suffix.cpp``)."""
 
     def __init__(self, library: Any, rates: DrafterRates, drafter: str) -> None:
         self.rates = rates
@@ -95,7 +95,7 @@ class CompiledTreeBuilder:
         tree = self._builder.build(indexes, tail, limits)
         if len(tree.tokens) == 1:
             return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
-        # the C++ name of a kind is bucket
+        # a kind of draft token is called bucket in C++
         origin = (("", 0), *[self._origins[kind] for kind in tree.buckets[1:]])
         return TokenTree(
             tuple(tree.tokens), tuple(tree.parents), gain=tuple(tree.gains), origin=origin
@@ -110,7 +110,7 @@ class PythonSuffixes:
     num_tokens: int = 0
     # all texts, with ``_END`` between them
     _tokens: list[int] = field(default_factory=list, repr=False)
-    # by token: positions after its occurrences
+    # for each token, the positions after its occurrences
     _ends: dict[int, list[int]] = field(default_factory=dict, repr=False)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -147,9 +147,9 @@ class PythonSuffixes:
 
 
 class _Candidate(NamedTuple):
-    """A possible child of a node: a token that follows a match in one of the indices.
+    """A possible child of the node ``parent``: a token that follows a match in an index.
 
-    ``string`` is the match, ``number`` that of the index, ``parent`` the node.
+    ``number`` is that of the index, and ``string`` the match.
     """
 
     parent: int
@@ -164,7 +164,7 @@ class _Candidate(NamedTuple):
 
 @dataclass
 class PythonTreeBuilder:
-    """Tree builder in Python."""
+    """Builder of the draft trees of one request, in Python."""
 
     rates: DrafterRates
     drafter: str
@@ -206,7 +206,7 @@ class PythonTreeBuilder:
             seen_tokens = set[int]()
             while len(string) >= limits.min_match and len(seen_tokens) < limits.max_nodes:
                 max_depth = min(limits.max_depth, max(1, int(limits.depth_factor * len(string))))
-                # shorter matches skip tokens after longer ones
+                # a shorter match adds only tokens that follow no longer match
                 push(0, number, string, max_depth, seen_tokens)
                 string = string[1:]
         for _ in range(_MAX_CANDIDATES_PER_NODE * limits.max_nodes):
@@ -232,7 +232,7 @@ def make_suffix_index(max_match: int) -> SuffixIndex:
 def make_tree_builder(rates: DrafterRates, drafter: str) -> TreeBuilder:
     """Return the tree builder of a request.
 
-    ``drafter`` is the drafter name in the origins of the nodes.
+    ``drafter`` is the name that the nodes get as their origin.
     """
     library = _library()
     return (

@@ -43,7 +43,7 @@ class SuffixStore:
 
     max_match: int  # maximum match length in tokens
     max_tokens: int  # maximum number of tokens; 0 disables the store
-    # The young and the old generation, as far as they exist; none before the first output.
+    # The young generation, then the old one. The list is empty before the first output.
     generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     _vocab_size: int = field(default=0, repr=False)
@@ -119,7 +119,7 @@ def _header(vocabulary: str | None) -> bytes:
 def _append_line(path: Path, output: Sequence[int]) -> None:
     """Append an output as one line by a single write: lines of several processes do not mix."""
     line = json.dumps(list(output)).encode() + b"\n"
-    # O_BINARY: Windows only
+    # the flag O_BINARY exists on Windows only
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
     try:
         num_written = os.write(descriptor, line)
@@ -182,7 +182,11 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """Return the latest outputs, whether older ones are left out, and where the last line ends."""
+    """Return the latest outputs, at most ``max_tokens`` tokens.
+
+    Also returned: whether older outputs are left out, and the offset of the end of the last
+    complete line.
+    """
     outputs = deque[list[int]]()
     num_tokens = 0
     has_dropped = False

@@ -48,7 +48,7 @@ class TextIndex:
     end_positions: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the text, and enter its new n-grams in the index."""
         for token in tokens:
             self.text.append(token)
             end = len(self.text)
@@ -155,7 +155,7 @@ class PromptLookup(Proposer[TextIndex]):
 def _continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
     """Return ``count`` tokens from ``start`` on.
 
-    If the text ends before, repeat its part from ``start``.
+    If the text ends earlier, its part from ``start`` on is repeated.
     """
     chain: list[int] = []
     for source in range(start, start + count):

@@ -39,7 +39,7 @@ class SuffixState:
     """State of one request: its index, and its output for the store."""
 
     index: SuffixIndex  # index of the request's text as of the last proposal
-    # made by the first proposal
+    # builder of the request's draft trees, made at the first proposal
     tree_builder: TreeBuilder | None = field(default=None, repr=False, compare=False)
     # committed tokens, which ``stop`` adds to the store
     output: list[int] = field(default_factory=list)
@@ -103,7 +103,11 @@ class Suffix(Drafter):
         return SuffixProposer(self, store, target)
 
     def for_adapter(self) -> Suffix | None:
-        """Return these options without the store's file, which has texts of the model alone."""
+        """Return the options of a proposer with a separate store for the requests of one adapter.
+
+        The store has no file, because the file has outputs of the model without an adapter.
+        ``None`` if there is no store.
+        """
         return replace(self, store=None) if self.store_tokens else None
 
 
@@ -131,9 +135,10 @@ class SuffixProposer(Proposer[SuffixState]):
         state.private = outcome.params.rejects
 
     def stop(self, state: SuffixState) -> None:
-        """Add the output to the store, except under the rejection rules.
+        """Add the request's output to the store, from which later requests draft.
 
-        See ``SuffixState.private``.
+        Outputs under the rejection rules are not added: they depend on random numbers of which the
+        draft tokens of other requests must be independent.
         """
         if not state.private:
             self.store.add(state.output)

@@ -70,7 +70,7 @@ class Chain:
         return len(self) >= self.max_tokens
 
     def is_complete(self) -> bool:
-        """Return whether no further token is wanted."""
+        """Return whether the chain ends here: it is full, or its rule ``stop`` ends it."""
         return self.is_full or (self._stop is not None and self._stop(self))
 
     @property
@@ -80,9 +80,9 @@ class Chain:
 
     @property
     def distributions(self) -> tuple[Array | None, ...] | None:
-        """Distribution that each node was drawn from (``TokenTree.probs``).
+        """For each node, the distribution that its token was drawn from (``TokenTree.probs``).
 
-        ``None`` if none was drawn.
+        ``None`` if draft tokens are not drawn at random.
         """
         if not (self.context.params.rejects and self.context.draws):
             return None
@@ -91,9 +91,9 @@ class Chain:
     def append_from_logits(self, logits: Array, ids: DraftIds | None = None) -> bool:
         """Append a token sampled from logits ``[draft vocab]``.
 
-        Return False if they allow no token.
+        Return False if no token can be sampled from them.
 
-        ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
+        ``ids`` has the target's token id of each logit; ``None``: logit i is that of token i.
         """
         context = self.context
         chosen = context.sampler.draft_token(logits, context.root, draw=context.draws, ids=ids)
@@ -113,7 +113,7 @@ class Chain:
         self.gains.append(last_gain * self._rates.rate(kind, len(self.draft_tokens)))
 
     def append_and_go_on(self, draft_token: DraftToken) -> bool:
-        """Append a draft token of a chain by the kernels; return whether to draft another one.
+        """Append a draft token that the kernels sampled; return whether they draft another one.
 
         KeyboardInterrupt cannot pass through the kernels, so after Ctrl-C the chain ends.
         """
@@ -121,7 +121,7 @@ class Chain:
         return not (is_interrupt_pending() or self.is_complete())
 
     def tree(self) -> TokenTree:
-        """Return the chain as a tree below the request's last token."""
+        """Return the chain as a token tree whose root is the last token of the request's text."""
         tokens = (self.context.tokens[-1], *self.tokens)
         parents = tuple(range(-1, len(self)))
         gain = (1.0, *self.gains)
@@ -129,7 +129,7 @@ class Chain:
         return TokenTree(tokens, parents, probs=self.distributions, gain=gain, origin=origin)
 
 
-# Callback ``stop(chain)``: returns whether a chain with one more token is complete.
+# Callback ``stop(chain)``: called after each new token; returns whether the chain ends there.
 Stop = Callable[[Chain], bool]
 
 # Callback ``chains(contexts, stops)``: returns a chain for each context. ``stops``, one for each
@@ -137,16 +137,17 @@ Stop = Callable[[Chain], bool]
 DraftChains = Callable[[Sequence[DraftContext[Any]], Sequence[Stop] | None], list[Chain]]
 
 # Callback ``next_logits(chains)``: returns the drafter's logits ``[draft vocab]`` after each chain;
-# ``None`` ends it.
+# ``None`` in place of logits ends the chain.
 NextLogits = Callable[[Sequence[Chain]], Sequence[Array | None]]
 
 
 def draft_chains(
     chains: Sequence[Chain], next_logits: NextLogits, ids: DraftIds | None = None
 ) -> None:
-    """Complete all ``chains``, which are empty: one token per round to each incomplete one.
+    """Draft the tokens of empty ``chains``, one token per round for each incomplete chain.
 
-    ``ids`` has the target's token of each logit; ``None``: 0, 1, ….
+    ``next_logits`` returns the drafter's logits after the chains. ``ids`` has the target's token id
+    of each logit; ``None``: logit i is that of token i.
     """
     incomplete = [chain for chain in chains if not chain.is_full]
     with ExitStack() as stack:

@@ -10,9 +10,9 @@ _BLOCK = 256  # number of tokens that are compared at once
 def common_prefix_length(
     cached: Sequence[int], text: Sequence[int], known: int, start: int = 0
 ) -> int:
-    """Return how many tokens of ``cached`` agree with ``text`` from ``start`` on.
+    """Return how many leading tokens of ``cached`` equal those of ``text`` from index ``start`` on.
 
-    The first ``known`` of them are known to agree.
+    The first ``known`` tokens are known to be equal, and are not compared.
     """
     stop = min(len(cached), len(text) - start)
     first = max(0, min(known, stop))

@@ -33,9 +33,10 @@ class Composite(Drafter):
         return tuple(bind_proposer(drafter, target) for drafter in self.parts)
 
     def for_adapter(self) -> Self | None:
-        """Return the composite of the parts for an adapter; ``None`` if no part needs its own.
+        """Return the composite of the parts that serve only the requests of one adapter.
 
-        A part needs its own if it keeps texts of other requests.
+        ``None`` if no part drafts from texts of earlier requests: one proposer then serves all
+        adapters.
         """
         own = [drafter.for_adapter() for drafter in self.parts]
         parts = tuple(each or drafter for each, drafter in zip(own, self.parts, strict=True))
@@ -58,12 +59,12 @@ def check_wraps_chains(options: Composite) -> Drafter:
         )
         raise OptionError(msg)
     if chains != inner:
-        if inner.name == name:  # the same wrapper twice: cape(cape(…))
+        if inner.name == name:  # the same wrapper is given twice: cape(cape(…))
             advice = f"one {inner.name} is enough"
         elif isinstance(inner, Composite):
-            # two wrappers in the wrong order, such as threshold(cape(…))
+            # two wrappers are given in the wrong order, such as threshold(cape(…))
             advice = f"write {inner.name}({name}(…)) instead"
-        else:  # a drafter that proposes trees only by its options, such as multi_token(tree=…)
+        else:  # an option makes the drafter propose trees, as in multi_token(tree=…)
             advice = "leave out its tree"
         msg = f"{name}: expected a drafter of chains, found {inner.name}; {advice}"
         raise OptionError(msg)

@@ -91,7 +91,10 @@ class DraftCache:
             del self.tokens[num_left:]
 
     def begin_at(self, start: int) -> None:
-        """Drop all rows; the next row is that of the text's token ``start``."""
+        """Drop all rows, and let the cache begin at the text's token ``start``.
+
+        Earlier tokens are not read.
+        """
         self.rollback(0)
         self.tree = None
         self.start = start

@@ -6,7 +6,7 @@ cached. Other new tokens (the prompt, a bonus token, another drafter's tokens) a
 forward pass, whose last row gives the logits of the first draft token. If more than ``MAX_UNREAD``
 tokens are new, the cache is emptied and begins anew with the last ones: reading a long text costs
 many forward passes of the target, and draft tokens depend mostly on the text just before them.
-Without a policy (``budget="all"``) the whole text is read.
+If costs are ignored (``budget="all"``), the whole text is read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ MakeEntry = Callable[[DraftContext[DraftCache], TokenTree, range, int], BatchEnt
 def make_draft_entry(
     context: DraftContext[DraftCache], tree: TokenTree, logits_nodes: range, num_computed: int
 ) -> BatchEntry:
-    """Return the entry of a model whose text begins with the first token that it reads."""
+    """Return a draft model's entry in a forward pass (:data:`MakeEntry`).
+
+    Positions count from the first token that the model has read, which may be in the middle of the
+    text.
+    """
     cache = context.state
     prompt_length = len(cache.tokens) or logits_nodes.start + 1
     # The last token's row may be needed again: see :meth:`DraftCache.align`.
@@ -96,7 +100,10 @@ class DraftRunner:
         return DraftCache(self.runner.cache, self.translation.make_reencoder())
 
     def draft_chains(self, chains: Sequence[Chain]) -> None:
-        """Draft the tokens of empty chains; the state of each context is the request's cache."""
+        """Draft the tokens of empty ``chains`` of several requests in shared forward passes.
+
+        The state of each chain's context is the request's :class:`DraftCache`.
+        """
         if len(chains) == 1 and self.supports_draft_chain(chains[0].context):
             self.draft_chain(chains[0])
         else:
@@ -130,7 +137,7 @@ class DraftRunner:
         return [None if new is None else next(rows) for new in pending]
 
     def align(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[list[int] | None]:
-        """Make each cache that of a prefix of the request's text; prefill long texts.
+        """Drop cached rows that are not those of the request's text; prefill long texts.
 
         A single request reads its whole text in this call, in chunks of ``CHUNK`` rows. Several
         requests together read at most ``CHUNK`` rows per step, the shortest texts first, so that no
@@ -215,7 +222,7 @@ class DraftRunner:
         return stateless and self.runner.supports_draft_chain and self.translation.is_identity
 
     def draft_chain(self, chain: Chain) -> None:
-        """Draft a whole chain, which is empty, in one call of the kernels."""
+        """Draft all tokens of an empty chain in one call of the kernels."""
         context = chain.context
         cache: DraftCache = context.state
         (new,) = self.align([context])
@@ -290,9 +297,9 @@ class DraftRunner:
             cache.begin_at(max(0, length - 1 - most))
 
     def _reserve(self, cache: DraftCache, length: int, context: DraftContext[Any]) -> bool:
-        """Allocate KV slots for ``length`` tokens and the draft tokens.
+        """Allocate KV slots for ``length`` tokens of the text and for draft tokens.
 
-        Return False if they do not fit.
+        Return False if the text exceeds the model's context or the pool is full.
         """
         if length > self.context_length:
             return False

@@ -47,7 +47,7 @@ def _likeliest(logits: Array, count: int) -> list[Array]:
     if count == 1 or num_groups <= count:
         return [likeliest(row, count) if count > 1 else row.argmax(keepdims=True) for row in logits]
     grouped = num_groups * _GROUP
-    # group i: the ids i, i + num_groups, …
+    # group i has the ids i, i + num_groups, i + 2 num_groups, …
     maxima = logits[:, :grouped].reshape(rows, _GROUP, num_groups).max(1)
     members = np.arange(0, grouped, num_groups)[:, None]
     rest = np.arange(grouped, size)
@@ -63,9 +63,10 @@ def _likeliest(logits: Array, count: int) -> list[Array]:
 
 
 def initial_draft_token(prompt: Sequence[int], position: int) -> int:
-    """Return a token of the prompt as the draft token for ``position``.
+    """Return an arbitrary token of the prompt as the first draft token for ``position``.
 
-    The target has no output for this position yet.
+    For drafters that refine any initial guess, such as Jacobi decoding, where the target has no
+    output for the position yet.
     """
     # 7919 is a large prime, so neighbouring positions get distant tokens of the prompt.
     return prompt[position * 7919 % len(prompt)]

@@ -61,7 +61,8 @@ class ModuleRunner:
         self.target = target
         self.cache = open_pool(target, config)
         self._compile_part = compile_part
-        self._programs: dict[tuple[int, int], Program] = {}  # by part, and version of the KV pool
+        # by number of the part, and by version of the KV pool
+        self._programs: dict[tuple[int, int], Program] = {}
 
     def make_cache(self) -> DraftCache:
         """Return the empty cache of a new request."""
@@ -113,10 +114,10 @@ class ModuleRunner:
         return True
 
     def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
-        """Drop the last committed row, whose output gives the first draft token; reserve slots.
+        """Drop the last committed row, so that it is run again, and :meth:`reserve` slots.
 
-        Also return False if no draft token is allowed, or the target has no hidden state of the
-        last row.
+        The output of this row gives the first draft token. Return False if the pool is full, no
+        draft token is allowed, or the target has no hidden state of the row.
         """
         num_rows = context.block_table.length
         num_released = context.block_table.num_released * self.target.cache.block_size
@@ -149,9 +150,9 @@ class ModuleRunner:
         layer: int,
         forward: Forward,
     ) -> Array:
-        """Run the module on the tokens of each text that its cache lacks, at least one.
+        """Run the module on each text's tokens that are not cached, before ``stops[i]``.
 
-        The tokens end before ``stops[i]``.
+        At least one token per text must be left to run.
 
         ``layer`` (from 1) is the target's layer whose output the module reads. The target's cache
         must have this output for all tokens, and the caches need slots. Long texts are run in

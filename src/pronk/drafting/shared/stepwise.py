@@ -26,13 +26,14 @@ from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.sampling.draft_token import DraftIds
 
-# Numbers of tokens whose choices are counted when the history is scored.
+# Smallest and largest number of tokens at which scoring the history compares the drafter's choice
+# with the text.
 MIN_COUNTED = 16
 MAX_COUNTED = 64
 
 
 class TimedRunner(Protocol):
-    """Runner of a drafter's model.
+    """Runner of a drafter's model, with the measured costs of its forward passes.
 
     ``relative_size`` is the model's size divided by the target's.
     """
@@ -47,11 +48,11 @@ Extends = Callable[[Sequence[float]], bool]
 
 
 def extension_rule(proposer: Proposer[Any], context: DraftContext[Any]) -> Extends:
-    """Return the rule by which a request's chain is worth another token."""
+    """Return a function that tells whether a request's chain should get another draft token."""
     plan = context.plan
     max_tokens = context.max_tokens
     chain = plan.chain
-    if chain is None and plan.costs is not None:  # a composite drafter has no costs of its own
+    if chain is None and plan.costs is not None:  # a composite has no costs of its own in its plan
         chain = proposer.chain_costs(context, plan.costs)
     rate = context.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
     return lambda gains: len(gains) < max_tokens and plan.extends(gains, chain, rate, max_tokens)
@@ -64,10 +65,11 @@ def begin_chains(
     stop: Stop | None = None,
     stops: Sequence[Stop] | None = None,
 ) -> list[Chain]:
-    """Return an empty chain for each context; it is full if its first token does not pay.
+    """Return an empty chain for each context.
 
     A chain ends by the drafter's own rule ``stop`` or after ``num_tokens``; the ``stops`` of a
-    wrapper replace both. In any case it ends where the next token does not pay.
+    wrapper replace both. In any case it ends where the next token is not expected to save time. If
+    that is the first token, the chain is full at once.
     """
     chains = list[Chain]()
     for number, given in enumerate(contexts):
@@ -127,11 +129,11 @@ def can_count(context: DraftContext[Any], num_unread: int) -> bool:
 def count_choices(
     label: str, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None
 ) -> None:
-    """Count choices in the acceptance rates of a drafter, ``label``, by their confidence.
+    """Compare a drafter's choices with the text, and count them in its acceptance rates.
 
     ``logits`` ``[choices, draft vocab]`` are the drafter's for successive tokens of the text;
-    ``first`` is the index in the text of the token that the first choice is compared with. ``ids``
-    has the target's token of each logit.
+    ``first`` is the index in the text of the token that the first choice is compared with.
+    ``label`` is the drafter's. ``ids`` has the target's token id of each logit.
     """
     sampler = context.sampler
     rates = context.acceptance.rates(label)

@@ -318,10 +318,12 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return false;
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
-    if (op->head_dim % 2 || op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
+    bool is_recurrent = op->kind == PRONK_MIX || op->kind == PRONK_RECUR;
+    if (op->head_dim % 2 && !is_recurrent) return false;
+    if (op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
     if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
     if (!has_valid_adapters(pass, op)) return false;
-    if ((op->kind == PRONK_MIX || op->kind == PRONK_RECUR) && !has_states(pass, op)) return false;
+    if (is_recurrent && !has_states(pass, op)) return false;
     if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;

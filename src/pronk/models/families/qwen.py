@@ -17,7 +17,10 @@ from pronk.models.gguf_reader import GgufReader
 
 
 def qwen_windows(keys: ConfigReader) -> tuple[int | None, ...]:
-    """Return the window of each layer: with ``use_sliding_window``, that of the last layers."""
+    """Return the sliding window of each layer, in tokens; ``None`` for full attention.
+
+    Only with ``use_sliding_window``, layers from ``max_window_layers`` on have a window.
+    """
     if not keys.get("use_sliding_window", False) or keys.get("sliding_window") is None:
         return keys.windows(None)
     first = keys.integer("max_window_layers", 28, low=0)
@@ -33,7 +36,11 @@ def _parse_qwen3(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_qwen3_moe(keys: ConfigReader) -> ModelConfig:
-    """Parse Qwen3-MoE: layers in ``mlp_only_layers`` and between the steps have a plain MLP."""
+    """Parse the config of Qwen3-MoE, in which some layers have a plain MLP.
+
+    These are the layers in ``mlp_only_layers``, and those whose number, from 1, is no multiple of
+    ``decoder_sparse_step``.
+    """
     plain = keys.list_of("mlp_only_layers", int, ())
     step = keys.integer("decoder_sparse_step", 1)
     sums_to_1 = keys.flag("norm_topk_prob")

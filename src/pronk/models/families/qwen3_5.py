@@ -59,7 +59,11 @@ def _parse_mixture(keys: ConfigReader) -> ModelConfig:
 
 
 def _parse_next(keys: ConfigReader) -> ModelConfig:
-    """Parse Qwen3-Next: layers in ``mlp_only_layers`` and between the steps have a plain MLP."""
+    """Parse the config of Qwen3-Next, in which some layers have a plain MLP.
+
+    These are the layers in ``mlp_only_layers``, and those whose number, from 1, is no multiple of
+    ``decoder_sparse_step``.
+    """
     plain = keys.list_of("mlp_only_layers", int, ())
     step = keys.integer("decoder_sparse_step", 1)
     count = keys.layers("num_hidden_layers")
@@ -121,7 +125,10 @@ def _rope(keys: ConfigReader) -> RopeConfig:
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
-    """Return a Qwen3.5, whose value heads are tiled."""
+    """Return the config of a Qwen3.5 in a GGUF file, which stores value heads in another order.
+
+    The order is that of :attr:`~pronk.checkpoint.config.RecurrentConfig.tiled_heads`.
+    """
     config = _parse_next_gguf(keys, config)
     recurrent = config.recurrent
     if recurrent is None or recurrent.key_heads == recurrent.value_heads:
@@ -140,7 +147,7 @@ def _parse_next_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
         error=ConfigError,
     )
     layers = _recurrent_layers_gguf(keys, num_layers)
-    # The layers with attention tell whether there are biases; the first layer has none.
+    # Whether there are biases shows in the layers with attention, which the first layer lacks.
     names = [f"blk.{layer}" for layer in range(num_layers) if not layers[layer]]
     mixture = keys.mixture(num_layers)
     if mixture is not None:
@@ -238,7 +245,8 @@ _NAMES = replace(
     log_decay=True,
     ignored=re.compile(rf"{LLAMA_NAMES.ignored.pattern}|visual\..*"),
 )
-# The matrices of recurrent layers have the rows of one key head after the other.
+# In Qwen3-Next, the matrices of recurrent layers have all rows of the first key head, then those of
+# the next one.
 _NEXT_NAMES = replace(
     _NAMES,
     layer={
@@ -247,12 +255,13 @@ _NEXT_NAMES = replace(
         "mixer_gates": ("linear_attn.in_proj_ba",),
     },
 )
-# The norm before the MLP has the name of another norm in other architectures.
+# In these files, the norm before the MLP has the name that other architectures use for the norm of
+# the attention's output.
 _GGUF_NAMES = replace(GGUF_NAMES, layer={**GGUF_NAMES.layer, "mlp_norm": ("post_attention_norm",)})
 _NEXT_GGUF_NAMES = replace(
     _GGUF_NAMES,
     layer={**_GGUF_NAMES.layer, "mixer_gates": ("ssm_ba",)},
-    # the projection in early files
+    # name of the projection in early files, where one matrix has queries, keys, values and gates
     alternatives=(*_GGUF_NAMES.alternatives, {"mixer_in": ("ssm_in",)}),
 )
 

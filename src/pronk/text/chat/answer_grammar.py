@@ -155,9 +155,10 @@ class AnswerGrammar:
 
     @property
     def _first_others(self) -> str:
-        """Expression for an answer's beginning, up to its last token that is matched by id only.
+        """Grammar expression for the beginning of an answer that contains added tokens.
 
-        The beginning has at least one such token, and is not the beginning of a call without
+        llguidance matches these tokens only by their ids. The expression covers the answer up to
+        the last of them, at least one, and excludes text that begins like a tool call without
         markers.
         """
         return f"PLAIN? {self._other_ids} {self._others}"

@@ -37,7 +37,8 @@ from pronk.text.json_schema.values import (
 )
 
 Schema = dict[str, Any] | bool
-Given = Mapping[str, Any]  # the keywords of a schema that are not left out, with their values
+# Keywords of a JSON schema, with their values; those that the translation leaves out are missing.
+Given = Mapping[str, Any]
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 _NUMBERS = frozenset({"number", "integer"})

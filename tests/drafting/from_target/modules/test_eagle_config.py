@@ -161,8 +161,8 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "another family": (
         "speculators",
-        {"transformer_layer_config": {"model_type": "qwen3_5"}},
-        "config.json has model_type 'qwen3_5': layers with a recurrent state are not supported",
+        {"transformer_layer_config": {"model_type": "mamba2"}},
+        "config.json has model_type 'mamba2': layers with a recurrent state of this kind are not",
     ),
     "bad fingerprint": (
         "speculators",

@@ -79,15 +79,15 @@ class EagleHead(Decoder):
         self.draft_ids: DraftIds | None = None
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers with one matrix each, the LM head first."""
+        """Yield all linear layers, the LM head first; stacked matrices come one by one."""
         yield from super().linears()
         yield self.fc
 
     def compile_pass(self, program: Program, *, logits: bool) -> None:
-        """Append a forward pass; with ``logits``, also norm and LM head of the requested rows.
+        """Append a forward pass; with ``logits``, also norm and LM head of requested rows.
 
-        The stream holds the rows' features. It becomes the output of the layers, which takes the
-        place of the feature in the row of the next draft token.
+        The residual stream holds the rows' features at first and the output of the layers at the
+        end. That output is the feature of the next draft token's row.
         """
         if self.eagle.kind == "mtp":
             self._compile_input(program, self.token_norm, self.feature_norm)
@@ -115,9 +115,10 @@ class EagleHead(Decoder):
     def _compile_input(
         self, program: Program, token_norm: Norm | None, norm: Norm, *, norm_before: bool = False
     ) -> None:
-        """Append ``A``: normed embeddings and normed stream side by side.
+        """Append operations that fill buffer ``A`` with the layer's input.
 
-        With ``norm_before``, the stream is normed, too.
+        A row of ``A`` is the normed embedding and the normed residual stream, concatenated. With
+        ``norm_before``, the stream itself is replaced by its norm.
         """
         names = self.eagle.names
         part = 0 if names.embedding_first else 1
@@ -128,7 +129,9 @@ class EagleHead(Decoder):
 
 
 class HeadFeature:
-    """The feature of a position, which the target's KV cache keeps for every token.
+    """Input of a head at one position of the text, computed from outputs of the target's layers.
+
+    The target's KV cache stores this *feature* for every token.
 
     EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output
     after the final norm.
@@ -164,7 +167,10 @@ class HeadFeature:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of the weights of the feature; MTP's feature has only weights of the target."""
+        """Digest that identifies the feature's values in a cache: of the weights that compute them.
+
+        MTP's feature has only weights of the target.
+        """
         eagle, fc, fc_norm, norms = self._weights
         digest = sha256(f"{eagle.kind} {self.layers} {self._dtype} {fc.packed.format}".encode())
         if eagle.kind == "eagle3":
@@ -191,7 +197,8 @@ class HeadFeature:
 def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
     """Load a head.
 
-    ``kind`` is ``"eagle3"`` or ``"mtp"``, and ``weights`` as in :class:`~pronk.llm.LLM`.
+    ``kind`` is ``"eagle3"`` or ``"mtp"``. ``weights`` tells how the weights are stored in memory,
+    as the option of this name of :class:`~pronk.llm.LLM`.
 
     Raises:
         CheckpointError: the files are missing or damaged, or no head of this kind.
@@ -227,14 +234,18 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
 
 
 def _has(stored: Collection[str], module: str) -> bool:
-    """Return whether the head's file has the weight of a module, quantized or not."""
+    """Return whether the head's file has a weight of the module, quantized or not."""
     return any(name.startswith(f"{module}.") for name in stored)
 
 
 def plan_head(
     eagle: EagleConfig, num_sources: int, stored: dict[str, str]
 ) -> Iterator[DecoderPart]:
-    """Yield the parts of a head, by the names of the layout speculators."""
+    """Yield the modules of a head with the tensors of each, named as in the layout speculators.
+
+    ``num_sources`` is the number of the target's layers that the head reads. ``stored`` maps these
+    names to those in the file.
+    """
     config = eagle.layers
     size = eagle.layers.hidden_size
     names = eagle.names

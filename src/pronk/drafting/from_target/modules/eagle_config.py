@@ -174,7 +174,7 @@ class EagleConfig:
     def document(self, speculative_tokens: int) -> dict[str, Any]:
         """Return ``config.json`` in the layout speculators.
 
-        ``speculative_tokens``: usual chain length.
+        ``speculative_tokens`` is the recommended number of draft tokens, for other engines.
         """
         proposal = {"proposal_type": "greedy", "speculative_tokens": speculative_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -349,7 +349,7 @@ def _decoder_document(config: ModelConfig) -> dict[str, Any]:
         **config.document_sizes(),
         "hidden_act": config.activation,
         "rms_norm_eps": config.norm_eps,
-        # Linear scaling has the length before scaling.
+        # With linear scaling, this key is the context length before scaling.
         "max_position_embeddings": rope.original if rope.kind == "linear" else config.context,
         "rope_theta": rope.theta,
         "rope_scaling": None if rope.kind == "default" else scaling,

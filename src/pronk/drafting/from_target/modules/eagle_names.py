@@ -26,8 +26,8 @@ class HeadNames(TensorNames):
     """Names of a head's tensors.
 
     Attributes:
-        renames: name in the file, or its beginning if it ends with a dot, and the name that
-            replaces it; the first match counts.
+        renames: maps a name in the file to the name that replaces it. A key that ends with a dot is
+            the beginning of names. The first key that matches is used.
         own: whether the file has only the head; otherwise tensors without a match in ``renames``
             are the target's.
         embedding_first: whether the embedding comes before the hidden state in the input of ``fc``,
@@ -72,7 +72,7 @@ def _mtp_renames(prefix: str, *names: str) -> dict[str, str]:
 
 def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
     """Return the layout of the MTP head among the tensors ``stored``; ``None`` if there is none."""
-    # speculators, MiMo
+    # layouts of speculators and of MiMo
     for prefix, own in (("mtp_layers.0.", True), ("model.mtp_layers.0.", False)):
         if any(name.startswith(prefix) for name in stored):
             modules = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
@@ -85,11 +85,11 @@ def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
                 zero_first_embedding=not own,
             )
     mtp = replace(EAGLE_NAMES, own=False)
-    if any(name.startswith("mtp.layers.0.") for name in stored):  # Qwen
+    if any(name.startswith("mtp.layers.0.") for name in stored):  # layout of Qwen
         modules = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
         return replace(mtp, renames=_mtp_renames("mtp.", *modules) | {"mtp.layers.": "layers."})
     for name in stored:
-        # DeepSeek: model.layers.N., the layer after the target's
+        # layout of DeepSeek: prefix ``model.layers.N.``, where N follows the target's last layer
         prefix, found, _ = name.partition("eh_proj.weight")
         if found:
             modules = ("enorm", "hnorm", "eh_proj", "shared_head.norm")

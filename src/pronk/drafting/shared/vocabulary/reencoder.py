@@ -45,7 +45,7 @@ class Recoding:
     """Conversion of tokens from the target's tokenizer to the draft's; used by all requests."""
 
     texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
-    # maps the target's special ids to the draft's; ``None``: none
+    # maps the target's special ids to the draft's; ``None`` if the draft has no such token
     special_ids: Mapping[int, int | None]
     bos: int | None  # id of the target's beginning-of-sequence token, if any
     target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
@@ -85,7 +85,8 @@ class Recoding:
             try:
                 ids += self.encoder.encode(section, add_special_tokens=False)
                 complete = True
-            except PromptError:  # no token for this character, not even "unknown"
+            # the draft has no token for a character, not even one for unknown text
+            except PromptError:
                 complete = False
         return ids, complete
 
@@ -96,7 +97,10 @@ class Recoding:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A mark in the text; see the docstring of the module."""
+    """A place where the text is cut, so that only the text after it is encoded again.
+
+    The docstring of the module defines marks.
+    """
 
     num_target: int  # number of target tokens before the mark
     num_draft: int  # number of draft tokens before the mark
@@ -146,7 +150,7 @@ class Reencoder:
     def _copy_ids(self, tokens: Sequence[int], num_same: int) -> int:
         """Copy the target's ids after the first ``num_same``, which are unchanged.
 
-        Return as :meth:`update`.
+        Return how many leading draft tokens are unchanged.
         """
         while self._missing_positions and self._missing_positions[-1] >= num_same:
             self._missing_positions.pop()
@@ -161,9 +165,9 @@ class Reencoder:
         return num_unchanged
 
     def _reencode(self, recoding: Recoding, tokens: Sequence[int], num_same: int) -> int:
-        """Encode the text from the last mark in its first ``num_same`` tokens.
+        """Encode the text again from the last mark within its first ``num_same`` tokens.
 
-        Return as :meth:`update`.
+        Those tokens are unchanged. Return how many leading draft tokens are unchanged.
         """
         while self._marks[-1].num_target > num_same:
             self._marks.pop()
@@ -212,7 +216,7 @@ class Reencoder:
         num_target = {
             end: count
             for count, end in enumerate(ends[: len(open_tokens) - _NUM_OPEN], 1)
-            # 10xxxxxx continues a UTF-8 character
+            # a byte 10xxxxxx continues a UTF-8 character
             if 0 < end < len(data) and data[end] & 0xC0 != 0x80
         }
         # ``(offset, number of draft tokens before it)`` for offsets of ``num_target`` where a draft

@@ -173,7 +173,7 @@ def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
         model.backend.get_added_tokens_decoder().keys() for model in (target, draft)
     )
     if not (target_only.keys() <= target_added and draft_only.keys() <= draft_added):
-        return None  # a token differs that is not an added token
+        return None  # a token differs that is no added token, so the vocabularies are not identical
     # added tokens that have another id in the draft
     moved = {*target_only.values()} & {*draft_only.values()}
     return None if moved else changed
