@@ -2,6 +2,7 @@
 fresh reading.
 """
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -346,7 +347,8 @@ def test_a_draft_model_that_skips_text(name: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(DraftCache, "begin_at", begin)
     want = plain(FLOAT32, "repetitive", **RECURRENT)
-    made = engine(costs=CostCurve(1.0, 1e-3, 1e-6), share_prefixes=True)
+    clock = itertools.count(0.0, 1e-3).__next__  # a millisecond between two readings
+    made = engine(costs=CostCurve(1.0, 1e-3, 1e-6), share_prefixes=True, clock=clock)
     proposer = drafter(DRAFTS[name], want).bind(made.target)
     for each in within(proposer, ModelProposer):
         each.draft.relative_size = 0.001
