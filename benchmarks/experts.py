@@ -38,7 +38,7 @@ from pronk import LLM, SamplingParams
 from pronk.base.arrays import Array, mapped_zeros
 from pronk.lab.bench.machine import describe_hardware
 from pronk.models.cost_model import CostCurve, CostModel
-from pronk.models.decoder import count_parameters, expert_costs, forward_weights
+from pronk.models.decoder import count_parameters, fixed_costs, forward_weights
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 from pronk.testing import byte_tokenizer
@@ -121,15 +121,15 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     seconds = {rows: statistics.median(each) for rows, each in took.items()}
     bandwidth = READ_BYTES / seconds[0]
     floor = forward_weights(runner.decoder).floor_bytes / bandwidth
-    model = CostModel(*expert_costs(runner.decoder))
-    (share, _) = expert_costs(runner.decoder)
+    fixed = fixed_costs(runner.decoder)
+    model = CostModel(*fixed)
     plain = f"plain {seconds[1] / floor:.2f} x floor"
     print(f"bandwidth {bandwidth / 1e9:.1f} GB/s, floor {1e3 * floor:.2f} ms; {plain}")
     print(" rows        ms  [10 %, 90 %]       experts   union ms   x union")
     table_rows = dict[int, dict[str, float]]()
     for rows in ROWS:
         union = statistics.mean(unions[rows])
-        priced = CostCurve(seconds[1], 0.0, 0.0, experts=share).at(rows, union)
+        priced = CostCurve(seconds[1], 0.0, 0.0, experts=fixed.experts).at(rows, union)
         model.learn(rows, CONTEXT, seconds[rows], experts_read=union)
         low = 1e3 * quantile(took[rows], 0.1)
         high = 1e3 * quantile(took[rows], 0.9)

@@ -507,13 +507,16 @@ def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
 def test_conversations_have_branch_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The samples have them if the model has recurrent layers, in both APIs; prompts have none."""
+    """The samples have them if the model has recurrent layers and a prefix cache, in both APIs;
+    prompts have none.
+    """
     llm = with_template(
         tmp_path, "{% for m in messages %}{{ m.role }}: {{ m.content }}.{% endfor %}"
     )
     layers = (True,) * llm.config.num_layers
     config = replace(llm.config, recurrent=RecurrentConfig(layers, 1, 1, 8, 8, 4))
     monkeypatch.setattr(llm.request_factory, "config", config)
+    monkeypatch.setattr(llm.request_factory, "share_prefixes", True)
     added = list[Request]()
     add = llm.engine.add
 

@@ -481,7 +481,7 @@ class GivenTimes(CostModel):
     def learn(self, rows: int, context: int, seconds: float, **options: Any) -> None:
         pass
 
-    def costs(self, context: int) -> CostCurve | None:
+    def costs(self, context: int, requests: int = 1) -> CostCurve | None:
         return self.given
 
 

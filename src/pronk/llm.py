@@ -92,7 +92,10 @@ class LLM:
         backend = choose_backend(options.kernels, options.device, self.config, self.dtype)
         self.device = backend.device
         self.kernels = backend.name
-        self.request_factory = RequestFactory(self.config, self.tokenizer, backend.kernels)
+        share_prefixes = options.prefix_cache or options.prompt_cache is not None
+        self.request_factory = RequestFactory(
+            self.config, self.tokenizer, backend.kernels, share_prefixes=share_prefixes
+        )
         if options.check is not None:
             options.check(self.request_factory)
         is_split = options.parallel == "tensor" and workers > 1
@@ -125,7 +128,7 @@ class LLM:
                 backend.compute_dtype(self.dtype),
                 make_cache,
                 INT8 if options.kv_dtype == "int8" else None,
-                share_prefixes=options.prefix_cache or self._prompt_cache is not None,
+                share_prefixes=share_prefixes,
             )
             if self._prompt_cache is not None:
                 self._prompt_cache.attach(cache)

@@ -85,14 +85,25 @@ def recurrent(config: ModelConfig) -> ModelConfig:
     return replace(config, recurrent=RecurrentConfig(layers, 1, 1, 8, 8, 4))
 
 
-def test_conversations_have_branch_positions_with_recurrent_layers(llm: LLM) -> None:
+def test_conversations_have_branch_positions_with_states_and_a_prefix_cache(llm: LLM) -> None:
     tokenizer = Tokenizer(llm.tokenizer.backend, chat_template=TEMPLATE)
-    plain = RequestFactory(llm.config, tokenizer, None).encode_chat(MESSAGES)
-    found = RequestFactory(recurrent(llm.config), tokenizer, None).encode_chat(MESSAGES)
-    assert plain.token_ids == found.token_ids == tokenizer.chat_ids(MESSAGES)
-    assert plain.branch_positions == ()
+    found = RequestFactory(recurrent(llm.config), tokenizer, None, share_prefixes=True).encode_chat(
+        MESSAGES
+    )
+    assert found.token_ids == tokenizer.chat_ids(MESSAGES)
     texts = [tokenizer.decode(found.token_ids[:at]) for at in found.branch_positions]
     assert texts == ["<user>", "<user>Hi?<assistant>"]
+
+
+@pytest.mark.parametrize(("has_states", "shares"), [(False, True), (True, False)])
+def test_other_conversations_are_rendered_once(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, *, has_states: bool, shares: bool
+) -> None:
+    tokenizer = Tokenizer(llm.tokenizer.backend, chat_template=TEMPLATE)
+    monkeypatch.setattr(Tokenizer, "chat_prompt", lambda *_, **__: pytest.fail("rendered again"))
+    config = recurrent(llm.config) if has_states else llm.config
+    found = RequestFactory(config, tokenizer, None, share_prefixes=shares).encode_chat(MESSAGES)
+    assert found == (tokenizer.chat_ids(MESSAGES), ())
 
 
 def test_branch_positions_belong_to_all_samples_of_a_prompt(llm: LLM) -> None:

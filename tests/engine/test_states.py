@@ -31,21 +31,25 @@ from engine.recurrent import (
     StateWatch,
     draft_spec,
     engine,
+    pool_of,
     use_draft_models,
 )
 from engine.test_equality import decode
 from engine.test_interruption import PLACES, burning, interrupt, tracking
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.base.errors import PromptError
 from pronk.cache.blocks import BlockTable
 from pronk.cache.states import StateCounts
 from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.engine.request import Request
+from pronk.engine.scoring import score
 from pronk.models.cost_model import CostCurve
 from pronk.models.kernel_program import KernelProgram
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
+    VOCAB,
     GivenTimes,
     assert_idle,
     make_engine,
@@ -435,4 +439,32 @@ def test_logits_of_trees_wait_for_a_state() -> None:
     step_until_ended(made, [request])
     assert request.output == want.output
     made.abort(request)
+    assert_idle(made)
+
+
+def test_options_are_scored_with_the_updates_of_the_pool() -> None:
+    """In several trees, after requests have freed their updates; options of one tree are refused if
+    they are longer.
+    """
+    dice = random.Random(0)
+    options = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 17))] for _ in range(60)]
+    want = score(engine(), TURN, options)
+    counts = StateCounts(3, 1, 17)
+    made = engine(max_batch=2, state_counts=counts)
+    assert made.max_tree_nodes == 17
+    texts = plain(FLOAT32, "greedy", SHORT, **RECURRENT)
+    requests = [
+        ask(prompt, params("greedy", index), drafter("oracle", texts))
+        for index, prompt in enumerate(SHORT[:2])
+    ]
+    for request in requests:
+        made.add(request)
+        while request.num_generated < 2:
+            made.step()
+    assert pool_of(made.cache).num_free_updates < counts.updates
+    assert score(made, TURN, options) == want
+    step_until_ended(made, requests)
+    assert_same(requests, texts[:2])
+    with pytest.raises(PromptError, match=r"at most 17 tokens.*, or raise kv_memory"):
+        score(made, TURN, [[1] * 18])
     assert_idle(made)

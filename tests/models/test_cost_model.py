@@ -334,3 +334,41 @@ def test_costs_do_not_sink_in_batches() -> None:
         )
         errors.append(largest_error(model, truth.at, (4, 5, 8, 12)))
     assert_small(errors, 1.25, 1.5)
+
+
+def learn_batches(model: CostModel, truth: CostCurve, states: float, dice: random.Random) -> None:
+    """Record passes of 1 to 8 requests, each with its row and up to two draft tokens."""
+    for _ in range(100):
+        requests = dice.choice((1, 2, 4, 8))
+        rows = requests * dice.choice((1, 1, 2, 3))
+        seconds = truth.at(rows) + truth.speed * states * (requests - 1)
+        model.learn(rows, 100 * requests, disturbed(seconds, dice), requests=requests)
+
+
+def test_a_state_is_priced_by_request() -> None:
+    """Draft rows of a batch read no states, so they are cheaper than those of further requests."""
+    states = 0.3
+    truth = CostCurve(0.05, 0.85, 0.05)
+    errors = list[float]()
+    for seed in range(100):
+        model = CostModel(states=states)
+        learn_batches(model, truth, states, random.Random(seed))
+        for requests in (1, 4, 8):
+            costs = model.costs(100 * requests, requests)
+            assert costs is not None
+            extra = truth.speed * states * (requests - 1)
+            for rows in (requests, 2 * requests, 3 * requests):
+                ratio = costs.at(rows) / (truth.at(rows) + extra)
+                errors.append(max(ratio, 1.0 / ratio))
+    assert_small(errors, 1.2, 2.1)
+
+
+def test_states_change_nothing_for_one_request() -> None:
+    model = CostModel(states=0.5)
+    other = CostModel()
+    for each in (model, other):
+        learn_passes(each, [1, 1, 4, 8, 1, 2] * 5, by_memory, random.Random(0))
+    assert costs_of(model) == costs_of(other)
+    dearer = model.costs(100, 3)
+    assert dearer is not None
+    assert dearer.at(3) == pytest.approx(costs_of(model).at(3) + dearer.speed)

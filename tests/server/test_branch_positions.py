@@ -35,6 +35,7 @@ def recurrent(model: LLM) -> Iterator[Running]:
     config = replace(model.config, recurrent=RecurrentConfig(layers, 1, 1, 8, 8, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.request_factory, "config", config)
+        patch.setattr(model.request_factory, "share_prefixes", True)
         patch.setattr(model.tokenizer, "chat_template", TEMPLATE)
         with running(model) as made:
             yield made

@@ -62,7 +62,13 @@ def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
 
 
 def default_kv_bytes(
-    config: ModelConfig, dtype: DType, kv_dtype: DType, max_requests: int, limit: int | None
+    config: ModelConfig,
+    dtype: DType,
+    kv_dtype: DType,
+    max_requests: int,
+    limit: int | None,
+    *,
+    share_prefixes: bool = False,
 ) -> int:
     """Return the size in bytes of a KV pool of the default size, states included.
 
@@ -71,18 +77,41 @@ def default_kv_bytes(
         dtype: the model's data type.
         kv_dtype: data type of stored keys and values.
         max_requests: number of requests that run at the same time.
-        limit: maximum number of bytes, if there is one; the result is that of one block at least.
+        limit: maximum number of bytes, if there is one; the result is at least that of one block
+            and the fewest states.
+        share_prefixes: whether the pool has a prefix cache.
     """
     per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
     num_bytes = full_context_blocks(config, max_requests) * BLOCK_SIZE * per_token
-    fixed_bytes = 0
-    if config.recurrent is not None:
-        most = limit or int((machine_memory() or _ASSUMED_MEMORY) * _MAX_MEMORY_FRACTION)
-        counts = count_states(config, max_requests, most // 2)
-        fixed_bytes = count_state_bytes(config, counts)
+    available = _default_limit() if limit is None else limit
+    counts = _count_states(config, max_requests, available, share_prefixes=share_prefixes)
+    fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
+    # The states of a pool get at most half of its budget.
+    num_bytes = max(num_bytes, fixed_bytes) + fixed_bytes
     if limit is not None:
-        num_bytes = max(BLOCK_SIZE * per_token, min(num_bytes, limit - fixed_bytes))
-    return num_bytes + fixed_bytes
+        num_bytes = max(BLOCK_SIZE * per_token + fixed_bytes, min(num_bytes, limit))
+    return num_bytes
+
+
+def _default_limit(memory: int | None = None) -> int:
+    """Return the maximum number of bytes of pools of the default size.
+
+    ``memory`` is the number of bytes of memory; by default that of the machine.
+    """
+    return int((memory or machine_memory() or _ASSUMED_MEMORY) * _MAX_MEMORY_FRACTION)
+
+
+def _count_states(
+    config: ModelConfig, max_requests: int, available: int, *, share_prefixes: bool
+) -> StateCounts | None:
+    """Return the numbers of states of a pool; ``None`` for a model without recurrent layers.
+
+    Half of the ``available`` bytes, those that states of other pools leave, is for them; the other
+    half stays for blocks. A pool has the fewest states even if they need more.
+    """
+    if config.recurrent is None:
+        return None
+    return count_states(config, max_requests, available // 2, share_prefixes=share_prefixes)
 
 
 class KVBudget:
@@ -114,10 +143,8 @@ class KVBudget:
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
-        total_bytes = memory or machine_memory() or _ASSUMED_MEMORY
-        self._max_bytes = int(total_bytes * _MAX_MEMORY_FRACTION) // processes
-        # number of blocks for ``max_requests`` full contexts of the target; ``None`` before
-        # :meth:`add`
+        self._max_bytes = _default_limit(memory) // processes
+        # Blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`.
         self._max_blocks: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
@@ -143,13 +170,14 @@ class KVBudget:
             share_prefixes: whether the pool has a prefix cache.
 
         Raises:
-            OptionError: the budget is too small for one block of every pool, or a request uses a
-                pool that must shrink.
+            OptionError: the budget is too small for the states and one block of every pool, or a
+                request uses a pool that must shrink.
         """
         if self._max_blocks is None:
             self._max_blocks = full_context_blocks(config, self.max_requests)
         kv_bytes = kv_bytes_per_token(config, kv_dtype or dtype)
-        counts = self._count_states(config)
+        available = self._total_bytes - self._fixed_bytes
+        counts = _count_states(config, self.max_requests, available, share_prefixes=share_prefixes)
         fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
         num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype), fixed_bytes)
         options = {
@@ -182,15 +210,15 @@ class KVBudget:
             self._resize_pools(pool.feature_width(feature) * pool.dtype.itemsize)
         pool.save_feature(feature, owner)
 
-    def _count_states(self, config: ModelConfig) -> StateCounts | None:
-        """Return how many states of recurrent layers to store, in half of the budget.
+    @property
+    def _total_bytes(self) -> int:
+        """Maximum number of bytes of all pools."""
+        return self._max_bytes if self.num_bytes is None else self.num_bytes
 
-        ``None`` for a model without recurrent layers.
-        """
-        if config.recurrent is None:
-            return None
-        num_bytes = self._max_bytes if self.num_bytes is None else self.num_bytes
-        return count_states(config, self.max_requests, num_bytes // 2)
+    @property
+    def _fixed_bytes(self) -> int:
+        """Bytes of all pools' states of recurrent layers."""
+        return sum(pool.fixed_bytes for pool in self._pools)
 
     def _resize_pools(self, extra_bytes: int, fixed_bytes: int = 0) -> int:
         """Make space for ``extra_bytes`` more bytes per token, and ``fixed_bytes`` of states.
@@ -201,8 +229,7 @@ class KVBudget:
         for pool in self._pools:
             pool.drop_unused_features()
         bytes_per_token = extra_bytes + sum(pool.bytes_per_token for pool in self._pools)
-        fixed_bytes += sum(pool.fixed_bytes for pool in self._pools)
-        num_blocks = self._num_blocks(BLOCK_SIZE * bytes_per_token, fixed_bytes)
+        num_blocks = self._num_blocks(BLOCK_SIZE * bytes_per_token, fixed_bytes + self._fixed_bytes)
         if any(pool.in_use and pool.allocator.num_blocks > num_blocks for pool in self._pools):
             msg = (
                 "expected no running request while a draft model is added, found some; finish or "
@@ -217,17 +244,26 @@ class KVBudget:
     def _num_blocks(self, block_bytes: int, fixed_bytes: int) -> int:
         """Return the number of blocks per pool.
 
-        ``block_bytes`` is the size of one block of every pool together, and ``fixed_bytes`` that of
-        the states of recurrent layers.
+        ``block_bytes`` are those of one block of each pool, ``fixed_bytes`` those of all states. If
+        all layers of all models are recurrent, blocks need no memory.
         """
-        if self.num_bytes is None:
-            num_blocks = (self._max_bytes - fixed_bytes) // block_bytes
-            return max(1, min(self._max_blocks or 1, num_blocks))
-        if self.num_bytes < block_bytes + fixed_bytes:
-            states = f" and {fixed_bytes} of states of recurrent layers" if fixed_bytes else ""
-            msg = (
-                f"kv_memory: expected at least {block_bytes + fixed_bytes} bytes, one block of "
-                f"{BLOCK_SIZE} tokens{states}; found {self.kv_memory!r}"
-            )
-            raise OptionError(msg)
-        return (self.num_bytes - fixed_bytes) // block_bytes
+        max_blocks = self._max_blocks or 1
+        available = self._total_bytes - fixed_bytes
+        # Without states, a pool of the default size has one block even if memory is short.
+        if available < block_bytes and (fixed_bytes or self.num_bytes is not None):
+            raise OptionError(self._too_small(block_bytes, fixed_bytes))
+        if not block_bytes:
+            return max_blocks
+        num_blocks = available // block_bytes
+        return num_blocks if self.num_bytes is not None else max(1, min(max_blocks, num_blocks))
+
+    def _too_small(self, block_bytes: int, fixed_bytes: int) -> str:
+        """Return the message that the budget is too small for one block and the states."""
+        states = f" and {fixed_bytes} of states of recurrent layers" if fixed_bytes else ""
+        needed = (
+            f"kv_memory: expected at least {block_bytes + fixed_bytes} bytes, one block of "
+            f"{BLOCK_SIZE} tokens{states}"
+        )
+        if self.num_bytes is not None:
+            return f"{needed}; found {self.kv_memory!r}"
+        return f"{needed}; found {self._max_bytes} by default; set kv_memory"

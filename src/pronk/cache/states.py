@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pronk.cache.blocks import BlockTable
 
 _MAX_CHECKPOINTS = 16
+_MAX_COPIES = 2  # checkpoints without a prefix cache, which would find them
 _MAX_DRAFT = 128  # draft tokens per pass for which there is room
 _LANES = 16  # numbers of a vector in the kernels; rows of states are padded to whole vectors
 
@@ -539,17 +540,21 @@ def _spread(newest: int) -> set[int]:
     return {number for number in numbers if number > 0}
 
 
-def count_states(config: ModelConfig, max_requests: int, num_bytes: int) -> StateCounts:
+def count_states(
+    config: ModelConfig, max_requests: int, num_bytes: int, *, share_prefixes: bool
+) -> StateCounts:
     """Divide memory for states of recurrent layers among requests, checkpoints and draft tokens.
 
-    Three quarters are for states, at most one for each request and another, and 16 checkpoints.
-    The rest is for updates, at most those of two trees of 128 draft tokens.
+    Three quarters are for states, at most one for each request and another, and 16 checkpoints, or
+    2 without a prefix cache; a third of the states at most, rounded up. The rest is for
+    updates, at most those of two trees of 128 draft tokens.
 
     Args:
         config: a model with recurrent layers.
         max_requests: number of requests that run at the same time.
-        num_bytes: memory in bytes. The result may need more: it has at least one state and one
-            checkpoint, and 16 updates.
+        num_bytes: memory in bytes. The result may need more: it has at least one state and 16
+            updates.
+        share_prefixes: whether there is a prefix cache, which finds checkpoints.
     """
     assert config.recurrent is not None
     num_layers = sum(config.recurrent.layers)
@@ -557,8 +562,10 @@ def count_states(config: ModelConfig, max_requests: int, num_bytes: int) -> Stat
     per_update = num_layers * update_size(config.recurrent) * FLOAT32.itemsize
     # A waiting request takes a state before it preempts another.
     requests = max_requests + 1
-    num_states = max(2, min(requests + _MAX_CHECKPOINTS, num_bytes * 3 // 4 // per_state))
-    requests = min(requests, max(1, num_states * 2 // 3))
+    checkpoints = _MAX_CHECKPOINTS if share_prefixes else _MAX_COPIES
+    num_states = max(1, min(requests + checkpoints, num_bytes * 3 // 4 // per_state))
+    checkpoints = min(checkpoints, -(-num_states // 3))
+    requests = min(requests, max(1, num_states - checkpoints))
     most_updates = 2 * (requests + _MAX_DRAFT)
     num_updates = max(16, min(most_updates, num_bytes // 4 // per_update))
     return StateCounts(requests, num_states - requests, num_updates)

@@ -120,13 +120,15 @@ class Engine:
     ) -> list[Array]:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt.
 
-        No request is created. The prompt does not include the roots. Running requests are stepped
-        until enough KV blocks and a state of recurrent layers are free. Raises ``CacheFullError``
-        if the prompt and the largest tree do not fit into the empty KV cache.
+        No request is created. The prompt does not include the roots. A tree has at most
+        :attr:`max_tree_nodes` nodes. Running requests are stepped until enough KV blocks, and a
+        state and updates of recurrent layers, are free. Raises ``CacheFullError`` if the prompt and
+        the largest tree do not fit into the empty KV cache.
         """
-        num_blocks = self.scheduler.blocks.max_blocks_for(len(prompt) + max(map(len, trees)))
+        num_nodes = max(map(len, trees))
+        num_blocks = self.scheduler.blocks.max_blocks_for(len(prompt) + num_nodes)
         with self.lock:
-            while num_blocks > self.cache.allocator.num_free or not self.cache.has_free_state:
+            while num_blocks > self.cache.allocator.num_free or not self._has_free_state(num_nodes):
                 if not (self.scheduler.running or self.scheduler.waiting):
                     msg = (
                         f"choose: expected {num_blocks} free blocks in the KV cache, found fewer; "
@@ -136,6 +138,21 @@ class Engine:
                 self.step()
             with self._exclusive():
                 return self._tree_logits(prompt, trees, adapter)
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Maximum number of nodes of a tree in :meth:`tree_logits`, with the root.
+
+        In recurrent layers, each node takes an update slot.
+        """
+        states = self.cache.states
+        most = self.scheduler.max_tree
+        return most if states is None else min(most, states.num_updates)
+
+    def _has_free_state(self, num_nodes: int) -> bool:
+        """Return whether recurrent layers have a state and ``num_nodes`` updates left."""
+        num_free = self.cache.num_free_updates
+        return self.cache.has_free_state and (num_free is None or num_free >= num_nodes)
 
     def run(
         self, requests: Sequence[Request], progress: Callable[[int], None] | None = None

@@ -37,10 +37,22 @@ if TYPE_CHECKING:
 class RequestFactory:
     """Checks prompts and options against one model and creates requests."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        kernels: Kernels | None,
+        *,
+        share_prefixes: bool = False,
+    ) -> None:
+        """Create a factory of requests for a model.
+
+        ``share_prefixes``: whether the KV cache of the requests has a prefix cache.
+        """
         self.config = config
         self.tokenizer = tokenizer
         self.kernels = kernels
+        self.share_prefixes = share_prefixes
         self._grammar_proposers: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
     @cached_property
@@ -102,11 +114,11 @@ class RequestFactory:
     ) -> ChatPrompt:
         """Return the token ids of a conversation, checked as by :meth:`encode_prompt`.
 
-        Only models with recurrent layers get branch positions, which take further renderings: the
-        KV cache of other models can be cut at any position. Arguments and further errors are those
-        of :meth:`~pronk.text.tokenizer.Tokenizer.chat_ids`.
+        Branch positions take further renderings. Only models with recurrent layers and a prefix
+        cache get them: the KV cache of other models can be cut at any position. Arguments and
+        further errors are those of :meth:`~pronk.text.tokenizer.Tokenizer.chat_ids`.
         """
-        if self.config.recurrent is None:
+        if self.config.recurrent is None or not self.share_prefixes:
             encode = self.tokenizer.chat_ids
             prompt = ChatPrompt(encode(messages, trusted=trusted, tools=tools, options=options))
         else:

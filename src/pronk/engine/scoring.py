@@ -3,7 +3,8 @@
 The alternatives are the paths of one token tree, whose root is the prompt's last token. The logits
 of a row do not depend on sibling rows, so the sums are bit-equal to those of each alternative
 alone. The last token of an alternative needs no row, because only the logits before it count. If
-the tree exceeds the row limit, the alternatives are split among several forward passes.
+the tree exceeds the row limit (:attr:`Engine.max_tree_nodes`), the alternatives are split among
+several forward passes.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ def score(
     a tree or of the context; ``CacheFullError`` if prompt and tree do not fit into the KV cache;
     ``PronkError`` if logits are infinite or NaN.
     """
-    max_nodes = engine.scheduler.max_tree - 1
+    max_nodes = engine.max_tree_nodes - 1
     max_length = max(map(len, alternatives))
     if len(prompt) < 2:
         msg = "choose: expected a prompt of at least two tokens, found one; lengthen the prompt"
         raise PromptError(msg)
     if max_length - 1 > max_nodes:
+        remedy = "shorten the option"
+        if engine.max_tree_nodes < engine.scheduler.max_tree:
+            remedy += ", or raise kv_memory"
         msg = (
             f"choose: expected options of at most {max_nodes + 1} tokens, found one of "
-            f"{max_length}; shorten the option"
+            f"{max_length}; {remedy}"
         )
         raise PromptError(msg)
     context = engine.runner.decoder.config.context

@@ -149,7 +149,7 @@ class Speculator:
         if not self.budget:
             return None
         context = sum(scheduled.request.block_table.length for scheduled in batch)
-        curve = self.runner.cost_model.costs(context)
+        curve = self.runner.cost_model.costs(context, len(batch))
         num_decoding = _count_plain_rows(batch)[0]
         return None if curve is None else StepCosts(curve, max(1, num_decoding))
 

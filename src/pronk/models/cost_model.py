@@ -1,12 +1,16 @@
 """Measured costs of forward passes: a roofline, fitted to the passes that decoding makes anyway.
 
-A forward pass over ``rows`` rows of requests with ``context`` cached tokens together takes ::
+A forward pass over ``rows`` rows of ``requests`` requests with ``context`` cached tokens together
+takes ::
 
-    seconds = speed · (max(bytes, b + c · rows) + d · context)
+    seconds = speed · (max(bytes, b + c · rows) + d · context + states · (requests - 1))
 
 The unit of the terms in parentheses is the duration of a forward pass of one row without context.
 With few rows, the pass is limited by memory bandwidth, and with more rows by arithmetic (Williams
 et al. 2009). ``d · context`` is the time in which attention reads the cached keys and values.
+``states`` is the time in which recurrent layers read and write the state of a further request,
+whatever its number of rows; it is not measured, but the share of a state in the bytes of a pass of
+one row.
 
 ``bytes`` are the weights that the pass reads, relative to a pass of one row. They are 1 in dense
 models. With mixtures of experts, a pass reads each expert that any of its rows chooses ::
@@ -57,7 +61,7 @@ _LASTS = 256
 class CostCurve(NamedTuple):
     """Seconds of a forward pass as a function of its number of rows, for a given cached context.
 
-    For :class:`CostModel`'s formula, ``speed · (max(bytes, b + c · rows) + d · context)``.
+    The formula is that of the module.
     """
 
     speed: float  # seconds of a pass of one row without context
@@ -65,7 +69,8 @@ class CostCurve(NamedTuple):
     # row
     start: float = 1.0 - _ROW
     slope: float = _ROW  # c of the formula: time per row, in units of a pass of one row
-    context: float = 0.0  # d times the number of cached tokens, in units of a pass of one row
+    # time for cached tokens and for states of further requests, in units of a pass of one row
+    context: float = 0.0
     experts: float = 0.0  # share of experts in the bytes of weights that a pass of one row reads
     overlap: float = 1.0  # probability that two rows choose the same expert
 
@@ -159,11 +164,13 @@ class CostModel:
     Args:
         experts: share of experts in the bytes that a forward pass of one row reads.
         overlap: probability that two rows choose the same expert, until passes are measured.
+        states: share of a request's state, read and written, in the bytes of a pass of one row.
     """
 
-    def __init__(self, experts: float = 0.0, overlap: float = 1.0) -> None:
+    def __init__(self, experts: float = 0.0, overlap: float = 1.0, states: float = 0.0) -> None:
         self._experts = experts
         self._overlap = overlap
+        self._states = states
         self._overlaps: deque[float] = deque(maxlen=_WINDOW)
         # b, c and d of the module's formula
         self._start = 1.0 - _ROW
@@ -184,6 +191,7 @@ class CostModel:
         context: int,
         seconds: float,
         *,
+        requests: int = 1,
         plain: bool | None = None,
         experts_read: float | None = None,
     ) -> None:
@@ -193,6 +201,7 @@ class CostModel:
             rows: number of rows, at least 1.
             context: number of cached tokens, summed over the requests.
             seconds: duration.
+            requests: number of requests.
             plain: whether the pass has no draft tokens; by default, whether it has one row.
             experts_read: number of experts that the pass read, relative to a pass of one row; by
                 default the expected one.
@@ -200,7 +209,7 @@ class CostModel:
         if experts_read is not None and rows > 1 and self._experts:
             self._overlaps.append(_overlap(rows, experts_read))
             self._overlap = median_low(self._overlaps)
-        shape = self._curve(1.0, context)
+        shape = self._curve(1.0, context, requests)
         speed = max(seconds, 1e-9) / shape.at(rows, experts_read)
         others = [each for other, each in self._speeds if other < rows]
         self._speeds.append((rows, speed))
@@ -212,7 +221,7 @@ class CostModel:
             self._learn_level(rows, cost / shape.read_bytes(rows, experts_read))
         speed = self._speed
         expected = speed * shape.at(rows, experts_read)
-        one_row = min(seconds, 2.0 * expected) - expected + speed * shape.at(1)
+        one_row = min(seconds, 2.0 * expected) - expected + self._curve(speed, context).at(1)
         self._by_context.add(context, one_row, keep=_KEEP)
         at_zero, slope = self._by_context.line(_SPREAD)
         self._per_token = slope / at_zero if at_zero > 0.0 else 0.0
@@ -230,7 +239,7 @@ class CostModel:
         """Seconds to read a token of a prompt; ``None`` before the first prompt."""
         return usual(self._prompt_rows) if self._prompt_rows else None
 
-    def costs(self, context: int) -> CostCurve | None:
+    def costs(self, context: int, requests: int = 1) -> CostCurve | None:
         """Return the cost curve for ``context`` cached tokens, summed over the requests.
 
         The result is ``None`` if a forward pass without draft tokens must be measured first,
@@ -239,10 +248,10 @@ class CostModel:
         """
         if self._num_passes >= self._next_plain:
             return None
-        return self._curve(self._speed, context)
+        return self._curve(self._speed, context, requests)
 
-    def _curve(self, speed: float, context: int) -> CostCurve:
-        per_context = self._per_token * context
+    def _curve(self, speed: float, context: int, requests: int = 1) -> CostCurve:
+        per_context = self._per_token * context + self._states * (requests - 1)
         return CostCurve(speed, self._start, self._slope, per_context, self._experts, self._overlap)
 
     @property

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk.base.arrays import Array
 from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
@@ -243,16 +243,30 @@ def expert_bytes(decoder: Decoder) -> int:
     return sum(linear.packed.nbytes for module in modules for linear in module.parts)
 
 
-def expert_costs(decoder: Decoder) -> tuple[float, float]:
-    """Return the share of experts in the bytes of one row, and the assumed overlap of two rows.
+class FixedCosts(NamedTuple):
+    """Arguments of :class:`.CostModel` that follow from the model."""
 
-    They are the arguments of :class:`.CostModel` for a model with experts.
+    experts: float = 0.0
+    overlap: float = 1.0
+    states: float = 0.0
+
+
+def fixed_costs(decoder: Decoder, state_bytes: int = 0) -> FixedCosts:
+    """Return the costs of experts, and of states of recurrent layers.
+
+    ``state_bytes`` is the size of a request's state, which a pass reads and writes.
     """
     mixture = decoder.config.mixture
-    assert mixture is not None, "expected a model with experts"
+    if mixture is None and not state_bytes:
+        return FixedCosts()
     total = sum(linear.packed.nbytes for linear in decoder.linears())
     unread = _unread_bytes(decoder)
-    return (expert_bytes(decoder) - unread) / (total - unread), mixture.per_row / mixture.experts
+    traffic = 2 * state_bytes
+    read = total - unread + traffic
+    if mixture is None:
+        return FixedCosts(states=traffic / read)
+    experts = (expert_bytes(decoder) - unread) / read
+    return FixedCosts(experts, mixture.per_row / mixture.experts, traffic / read)
 
 
 def count_parameters(config: ModelConfig) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.cache.paged import PagedCache
 from pronk.models.cost_model import CostModel
-from pronk.models.decoder import Decoder, expert_costs
+from pronk.models.decoder import Decoder, fixed_costs
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import LayerExecutor
 from pronk.models.program import Program
@@ -64,9 +64,7 @@ class ModelRunner:
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
-        self.cost_model = (
-            CostModel() if decoder.config.mixture is None else CostModel(*expert_costs(decoder))
-        )
+        self.cost_model = CostModel(*fixed_costs(decoder, cache.state_bytes))
         self.dtype = cache.dtype
         self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
@@ -197,6 +195,7 @@ class ModelRunner:
                 batch.num_rows,
                 batch.num_committed,
                 seconds,
+                requests=len(entries),
                 plain=plain,
                 experts_read=experts_read,
             )

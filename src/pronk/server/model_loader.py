@@ -97,7 +97,12 @@ class ModelLoader:
         else:
             limit = None if self.memory is None else int(self.memory * _MAX_KV_FRACTION)
             max_batch = self.options["max_batch"]
-            kv = default_kv_bytes(config, dtype, kv_dtype, max_batch, limit)
+            share_prefixes = (
+                self.options["prefix_cache"] or self.options["prompt_cache"] is not None
+            )
+            kv = default_kv_bytes(
+                config, dtype, kv_dtype, max_batch, limit, share_prefixes=share_prefixes
+            )
         return MemoryEstimate(weights + _VOCABULARY_BYTES * config.vocab_size, kv)
 
     def load(

@@ -106,7 +106,7 @@ def model_chain_costs(
         num_unread: number of tokens of the text that the model has to read before it drafts.
     """
     own = runner.cost_model
-    curve = own.costs(costs.num_requests * len(context.tokens))
+    curve = own.costs(costs.num_requests * len(context.tokens), costs.num_requests)
     if curve is None:
         curve = costs.curve._replace(speed=runner.relative_size * costs.curve.speed)
     token_prefill = own.prompt_row

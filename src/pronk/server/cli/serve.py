@@ -246,7 +246,11 @@ def _start_replicas(
 
     deployed = stack.enter_context(deploy(plan))
     options = plan.options
-    fields = {"context": options["context"], "adapters": tuple(options["adapters"])}
+    fields = {
+        "context": options["context"],
+        "adapters": tuple(options["adapters"]),
+        "share_prefixes": options["prefix_cache"] or options["prompt_cache"] is not None,
+    }
     reader = ModelReader(path, options["drafter"], deployed.about(), **fields)
     return Dispatcher(reader, deployed, max_requests=plan.max_requests, shared=shared)
 

@@ -79,6 +79,7 @@ class ModelReader:
         *,
         context: int | None = None,
         adapters: Collection[str] = (),
+        share_prefixes: bool = False,
     ) -> None:
         """Read the files of a model, without the weights.
 
@@ -88,6 +89,7 @@ class ModelReader:
             about: description of a replica, with which the files are compared.
             context: option of :class:`~pronk.llm.LLM`.
             adapters: names of the replicas' adapters.
+            share_prefixes: whether the replicas have a prefix cache.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -99,7 +101,9 @@ class ModelReader:
         self.tokenizer = Tokenizer.load(path, config.vocab_size)
         self.config = self.tokenizer.add_end_tokens(config)
         check_model(path, self.config, self.tokenizer, about.model)
-        self.request_factory = RequestFactory(self.config, self.tokenizer, None)
+        self.request_factory = RequestFactory(
+            self.config, self.tokenizer, None, share_prefixes=share_prefixes
+        )
         self.drafter = make_drafter(drafter)
         self.kernels = about.kernels
         self.adapters = adapters
