@@ -35,6 +35,7 @@ from engine.cases import (
     watch,
 )
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.cache.states import StateCounts
 from pronk.drafting import Autoregressive, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -285,7 +286,9 @@ def test_settings_of_deviating_models(settings: dict[str, Any], variant: str) ->
     shape = VARIANTS[variant]
     shares = "share_prefixes" in settings
     want = plain(BFLOAT16, "temperature", **shape)
-    engine = make_engine(tiny_decoder(BFLOAT16, **shape), **settings)
+    # room for the checkpoints of all prompts
+    counts = StateCounts(requests=9, checkpoints=64, updates=272)
+    engine = make_engine(tiny_decoder(BFLOAT16, **shape), **settings, state_counts=counts)
     got = [
         decode(engine, [drafter(name, want) for name in MIXED], "temperature")
         for _ in range(1 + shares)
