@@ -115,7 +115,6 @@ class PricedClock:
         """Make this the clock of an LLM, before a drafter that reads the clock is bound."""
         llm.engine.runner.clock = self
         llm.engine.output_processor.clock = self
-        object.__setattr__(llm.engine.target, "clock", self)
 
     @contextmanager
     def installed(self, *, only: bool = True) -> Iterator[None]:
