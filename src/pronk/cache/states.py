@@ -40,7 +40,7 @@ from pronk.sampling.tree import TokenTree
 if TYPE_CHECKING:
     from pronk.cache.blocks import BlockTable
 
-_MAX_CHECKPOINTS = 16
+_MAX_CHECKPOINTS = 16  # with a prefix cache: a few conversations with a few checkpoints each
 _MAX_COPIES = 2  # checkpoints without a prefix cache, which would find them
 _MAX_DRAFT = 128  # draft tokens per pass for which there is room
 _LANES = 16  # numbers of a vector in the kernels; rows of states are padded to whole vectors

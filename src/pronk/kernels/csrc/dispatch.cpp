@@ -222,9 +222,15 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
     passes++;
     if (token < 0 || !chain->on_token(token, confidence)) break;
     // Draft tokens are replayed in each later pass, which leaves the state as it is.
-    if (recurrence.keeps) recurrence.updates += recurrence.replayed, recurrence.replayed = 0;
+    if (recurrence.keeps) {
+      recurrence.updates += recurrence.replayed;
+      recurrence.replayed = 0;
+    }
     recurrence.replayed += segment.nodes - recurrence.absorbed - recurrence.certain;
-    recurrence.keeps = recurrence.absorbed = recurrence.certain = recurrence.num_copies = 0;
+    recurrence.keeps = 0;
+    recurrence.absorbed = 0;
+    recurrence.certain = 0;
+    recurrence.num_copies = 0;
     segment.length += segment.nodes;
     segment.nodes = 1;
     segment.computed = 0;
