@@ -79,6 +79,21 @@ _SHARED_EXPERT = {
     "shared_expert_intermediate_size": 24,
 }
 
+# A dense layer, then two with experts, of which two are shared.
+_LATENT = _COMMON | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
@@ -129,6 +144,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": _COMMON,
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
     "phi3": _COMMON,
+    "deepseek_v2": _LATENT,
     "lfm2": _COMMON | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
     "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {

@@ -26,6 +26,7 @@ from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts, StatePool
 from pronk.checkpoint.config import (
     ConvolutionConfig,
+    LatentConfig,
     MixtureConfig,
     ModelConfig,
     RecurrentConfig,
@@ -102,8 +103,8 @@ def tiny_config(
     inner = hidden * 4 if classic else hidden * 7 // 4
     shape = (vocab, hidden, inner, len(windows), heads, kv_heads, head_dim, 4096, 1e-5)
     made = {"rope": rope, "windows": windows, "qk_norm": qk_norm, **biases, **family}
-    made |= special_fields(special, head_dim, len(windows))
-    return ModelConfig("test", *shape, **made)  # type: ignore[arg-type]
+    config = ModelConfig("test", *shape, **made)  # type: ignore[arg-type]
+    return replace(config, **special_fields(special, head_dim, len(windows)))
 
 
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
@@ -122,9 +123,11 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     - ``convolutions``: a short convolution in all layers but the second.
 
     - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
+    - ``latent``: latent attention, with latents of queries.
+    - ``plain latent``: latent attention, without latents of queries.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
-    nor ``recurrent``.
+    nor ``recurrent`` nor ``latent``.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
@@ -167,6 +170,21 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
             layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
         )
         return {"recurrent": recurrent, "gated_attention": True}
+    if name in ("latent", "plain latent"):
+        latent = LatentConfig(
+            rank=48,
+            rope_dim=head_dim // 2,
+            plain_dim=12,
+            value_dim=16,
+            query_rank=24 if name == "latent" else None,
+        )
+        return {
+            "latent": latent,
+            "head_dim": latent.rank + latent.rope_dim,
+            "num_kv_heads": 1,
+            "attention_scale": latent.query_dim**-0.5,
+            "rope": RopeConfig(latent.rope_dim),
+        }
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 
@@ -244,6 +262,10 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
         if config.recurrent_of(index) is not None:
             set_linears(layer, own, linear, "up", "down")
             add_recurrence(layer, linear, own.out.weight)
+            continue
+        if config.latent is not None:
+            set_linears(layer, own, linear, "up", "down")
+            add_latent_attention(layer, linear, own.out.weight)
             continue
         if config.convolution_of(index) is None:
             set_linears(layer, own, linear, "qkv", "out", "up", "down")
@@ -342,6 +364,34 @@ def add_recurrence(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> N
     layer.out = linear(draw(hidden, outputs, scale=outputs**-0.5), None, layer.layout("out"))
 
 
+def add_latent_attention(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
+    """Set a random latent attention, with the dtype of ``like`` and a seed made from ``like``."""
+    config = layer.config
+    latent = config.latent
+    assert latent is not None
+    dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
+    heads = config.num_heads
+
+    def project(name: str, outputs: int, inputs: int, gain: float = 1.0) -> Linear:
+        weight = gain * inputs**-0.5 * dice.standard_normal((outputs, inputs))
+        return linear(weight.astype(to_array(like).dtype), None, layer.layout(name))
+
+    def norm(size: int) -> Norm:
+        return Norm(dice.uniform(0.5, 1.5, size).astype(np.float32), None, latent.norm_eps)
+
+    query_inputs = config.hidden_size
+    if latent.query_rank is not None:
+        query_inputs = latent.query_rank
+        layer.q_a = project("q_a", query_inputs, config.hidden_size)
+        layer.q_a_norm = norm(query_inputs)
+    layer.q_b = project("q_b", heads * latent.query_dim, query_inputs, 2.0)
+    layer.kv_a = project("kv_a", config.head_dim, config.hidden_size)
+    layer.kv_a_norm = norm(latent.rank)
+    layer.k_b = project("k_b", heads * latent.rank, latent.plain_dim)
+    layer.v_b = project("v_b", heads * latent.value_dim, latent.rank)
+    layer.out = project("out", config.hidden_size, heads * latent.value_dim)
+
+
 def add_attention_gate(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
     """Set random gates of attention, with the dtype of ``like`` and a seed made from ``like``."""
     dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
@@ -403,6 +453,9 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
+    if cache.config.has_values_in_keys:
+        rows = _numbers(cache._value_layout, cache.values[layer], slots)
+        return rows, rows[..., : cache.config.value_dim]
     key_layout = next(
         layout for layout, pool in cache._layouts_and_pools() if pool is cache.keys[layer]
     )

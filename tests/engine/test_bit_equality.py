@@ -76,6 +76,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_dim": 10,
     },
     "recurrent": {"special": "recurrent", "windows": (None, None, None)},
+    "latent attention": {"special": "latent"},
+    "latent attention of 13 heads": {"special": "plain latent", "heads": 13},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -88,6 +90,7 @@ OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "int4": (FLOAT32, {"weights": "int4"}),
     "int4, rows of bfloat16": (BFLOAT16, {"weights": "int4", "qk_norm": True}),
     "int8, rows of bfloat16": (BFLOAT16, {"weights": "int8", "classic": True}),
+    "latent attention, int8": (FLOAT32, {"weights": "int8", "special": "latent"}),
     "experts, int4": (FLOAT32, {"weights": "int4", "special": "experts"}),
     "experts, int8, rows of bfloat16": (BFLOAT16, {"weights": "int8", "special": "experts"}),
 }

@@ -249,6 +249,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "windows": (None, None, None),
         "kv_dtype": INT8,
     },
+    "latent attention": {"special": "latent", "windows": (None, None, None)},
+    "latent attention, int4": {"special": "plain latent", "weights": "int4", "kv_dtype": INT8},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -273,7 +275,7 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
 
 
 DEVIATING = pytest.mark.parametrize(
-    "variant", ["gemma", "other deviations", "convolutions", "recurrent"]
+    "variant", ["gemma", "other deviations", "convolutions", "recurrent", "latent attention"]
 )
 
 

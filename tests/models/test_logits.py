@@ -88,7 +88,14 @@ PARTIAL_LONGROPE = LONGROPE | {
     "hidden_size": 96,
     **longrope(12, attention_factor=1.3, partial_rotary_factor=0.75),
 }
+# The factor of scores, that of cosines and sines, and the ramp of the frequencies.
+LATENT_YARN = {"qk_rope_head_dim": 32, **rope("yarn", mscale=0.7, mscale_all_dim=1.3, **YARN)}
 CASES = [
+    Case("latents of queries", "deepseek_v2", {}),
+    Case("queries without latents", "deepseek_v2", {"q_lora_rank": None}),
+    Case("latent attention, yarn", "deepseek_v2", LATENT_YARN, 100),
+    Case("latent attention, biases", "deepseek_v2", {"attention_bias": True}),
+    Case("latent attention, dense", "deepseek_v2", {"first_k_dense_replace": 3}),
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
     Case("multi-query attention, one KV head", "llama", {"num_key_value_heads": 1}),

@@ -85,7 +85,9 @@ class PagedCache:
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
         values: one array per layer, empty for a layer with a short convolution. For a recurrent
-            layer, ``keys`` is empty, too; its states are in ``states``.
+            layer, ``keys`` is empty, too; its states are in ``states``. With latent attention,
+            ``keys`` is empty, and a row of ``values`` is the key, whose first elements are the
+            value.
         features: arrays ``[1, slots, width]`` of saved features.
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.
@@ -165,7 +167,8 @@ class PagedCache:
                 keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
                 values = self._new_pool(0, value_shape, self.kv_dtype)
             else:
-                keys = self._new_pool(config.num_kv_heads, key_shape, self.kv_dtype)
+                num_keys = 0 if config.has_values_in_keys else config.num_kv_heads
+                keys = self._new_pool(num_keys, key_shape, self.kv_dtype)
                 values = self._new_pool(config.num_kv_heads, value_shape, self.kv_dtype)
             self.keys.append(keys)
             self.values.append(values)
@@ -399,7 +402,7 @@ class PagedCache:
             for layer in range(config.num_layers)
             if len(self.keys[layer])
         ]
-        kinds += [_VALUE] * kinds.count(_KEY)
+        kinds += [_VALUE for values in self.values if len(values)]
         kinds += [_ROW] * len(self.features)
         pools = self._pools
         shapes = [

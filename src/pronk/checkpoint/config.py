@@ -23,7 +23,7 @@ from pronk.checkpoint.rope import RopeConfig
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 1024
 MAX_TAPS = 16
-MAX_HEAD_DIM = 512  # of attention and of recurrent layers
+MAX_HEAD_DIM = 576  # of attention and of recurrent layers
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -129,6 +129,40 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-AI 2024, *DeepSeek-V2*, section 2.1), all layers.
+
+    A token has one *latent* ``c``, a normalized projection of its row, and one key ``r`` that RoPE
+    rotates. The keys of head ``h`` are ``[K_h c ; r]``, and its values ``V_h c``. A query is
+    ``[q ; p]``, of which RoPE rotates ``p``. All layers compute the *absorbed* form: the scores are
+    those of the query ``[K_h^T q ; p]`` and the key ``[c ; r]``, which all heads share, and ``V_h``
+    is applied to the weighted sum of the latents. The cache therefore has one row ``[c ; r]`` per
+    token and layer: ``ModelConfig.head_dim`` is its size, and ``ModelConfig.num_kv_heads`` is 1.
+
+    Attributes:
+        rank: size of a latent, a multiple of 16.
+        rope_dim: size of ``r`` and ``p``.
+        plain_dim: size of ``q``.
+        value_dim: size of a head's values, a multiple of 16.
+        query_rank: size of the latent of the queries, from which all queries are projected;
+            ``None``: they are projected from the row.
+        norm_eps: epsilon of the norms of the latents.
+    """
+
+    rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def query_dim(self) -> int:
+        """Size of a query before its product with the head's matrix of keys."""
+        return self.plain_dim + self.rope_dim
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and features of a decoder-only transformer of any supported family.
 
@@ -142,6 +176,7 @@ class ModelConfig:
         mixture: mixtures of experts in place of MLPs; ``None``: no layer has one.
         convolution: short convolutions in place of attention; ``None``: no layer has one.
         recurrent: recurrent layers in place of attention; ``None``: no layer has one.
+        latent: multi-head latent attention; ``None``: each head has keys and values.
         gated_attention: whether the outputs of attention are multiplied by the sigmoid of a
             projection of the row, one gate per output.
         rope: rotary embedding of all layers; ``None``: learned position embeddings.
@@ -186,6 +221,7 @@ class ModelConfig:
     mixture: MixtureConfig | None = None
     convolution: ConvolutionConfig | None = None
     recurrent: RecurrentConfig | None = None
+    latent: LatentConfig | None = None
     gated_attention: bool = False
     rope: RopeConfig | None = None
     layer_ropes: tuple[RopeConfig | None, ...] = ()
@@ -302,6 +338,16 @@ class ModelConfig:
         return is_usual and not self.layer_ropes
 
     @property
+    def has_values_in_keys(self) -> bool:
+        """Whether the cache stores no values, because the first elements of a key are the value."""
+        return self.latent is not None
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a value in the cache: ``head_dim``, or that of a latent."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
     def group(self) -> int:
         """Number of query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
@@ -333,7 +379,7 @@ class ModelConfig:
 
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture convolution recurrent gated_attention "
+    "norm_places norm_offset clamped_gate mixture convolution recurrent latent gated_attention "
     "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
     "residual_scale logits_scale logits_cap"
 ).split()

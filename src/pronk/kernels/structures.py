@@ -61,7 +61,7 @@ class COp(Structure):
         ("mixing experts per_row normalized", c_int32),
         ("filter filter_bias", c_void_p),
         ("taps num_adapters part parts zero_first", c_int32),
-        ("columns first_column value_dim tiled num_updates", c_int32),
+        ("columns first_column input_columns value_dim tiled num_updates", c_int32),
         ("states inputs updates decay_rate decay_bias", c_void_p),
         ("adapters", POINTER(CAdapter)),
     )

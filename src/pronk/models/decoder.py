@@ -42,6 +42,17 @@ class Attention:
     sinks: Array | None = None
     # Projection to the gates of gated attention, one output for each element of ``out``'s input.
     attention_gate: Linear | None = None
+    # Latent attention, in place of ``qkv`` (:class:`~pronk.checkpoint.config.LatentConfig`): the
+    # projection to the latent of the queries and its norm, if there is one, and the projection to
+    # the queries; the projection to the token's latent and key, and the latent's norm; the
+    # matrices of keys, transposed, and of values of all heads.
+    q_a: Linear | None = None
+    q_a_norm: Norm
+    q_b: Linear
+    kv_a: Linear
+    kv_a_norm: Norm
+    k_b: Linear
+    v_b: Linear
     out: Linear
     attention_output_norm: Norm | None = None
 
@@ -54,10 +65,16 @@ class Attention:
 
         ``index`` is the layer (from 0) that stores keys and values.
         """
-        program.attention(self, index)
+        if self.config.latent is not None:
+            program.latent_attention(self, index)
+        else:
+            program.attention(self, index)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack a linear layer: ``qkv``, ``attention_gate`` or ``out``."""
+        """Return how to pack a linear layer of the attention."""
+        latent = self.config.latent
+        if latent is not None and name in {"k_b", "v_b"}:
+            return WeightLayout(unit=latent.rank if name == "k_b" else latent.value_dim)
         has_heads = name == "qkv" and not self.config.whole_qk_norm
         return WeightLayout(unit=self.config.head_dim if has_heads else None, several=has_heads)
 
@@ -122,12 +139,12 @@ class Layer(Attention):
         elif self.gates is not None:
             program.convolution(self, index)
         else:
-            program.attention(self, index)
+            super().compile(program, index)
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``, an attribute of this layer."""
-        if name in {"qkv", "attention_gate", "out"}:
+        if name in {"qkv", "attention_gate", "k_b", "v_b", "out"}:
             return super().layout(name)
         return WeightLayout(
             gated=self.config.gated and name in {"up", "shared_up"},

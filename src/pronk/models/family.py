@@ -44,6 +44,8 @@ class TensorNames:
     # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate
     # and up projection.
     interleaved_experts: bool = False
+    # Whether layers that follow the model's are MTP heads, whose tensors are not used.
+    skips_heads: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
     # pattern of the names of tensors that are not used; by default none
@@ -106,6 +108,15 @@ GGUF_NAMES = TensorNames(
         "q_norm": ("attn_q_norm",),
         "k_norm": ("attn_k_norm",),
         "out": ("attn_output",),
+        # Multi-head latent attention.
+        "q_a": ("attn_q_a",),
+        "q_a_norm": ("attn_q_a_norm",),
+        "q_b": ("attn_q_b",),
+        "q": ("attn_q",),
+        "kv_a": ("attn_kv_a_mqa",),
+        "kv_a_norm": ("attn_kv_a_norm",),
+        "k_b": ("attn_k_b",),
+        "v_b": ("attn_v_b",),
         "gates": ("shortconv.in_proj",),
         "filter": ("shortconv.conv",),
         "convolution_out": ("shortconv.out_proj",),
@@ -159,6 +170,7 @@ class GgufArchitecture:
     parse: Callable[[GgufReader, ModelConfig], ModelConfig] = _unchanged
     names: TensorNames = GGUF_NAMES
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
+    has_own_values: bool = False  # whether the size of values may differ from that of keys
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
     # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
     # Their tensors are not used.

@@ -45,7 +45,7 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
     vocabulary = checkpoint.vocabulary
     num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
     context = keys.integer("context_length")
-    head_dim = _head_dim(keys)
+    head_dim = _head_dim(keys, has_own_values=architecture.has_own_values)
     rope = _rope(keys, head_dim, context, partial=architecture.partial_rope)
     return ModelConfig(
         family=model_type,
@@ -72,7 +72,7 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
     )
 
 
-def _head_dim(keys: GgufReader) -> int:
+def _head_dim(keys: GgufReader, *, has_own_values: bool) -> int:
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
@@ -81,7 +81,8 @@ def _head_dim(keys: GgufReader) -> int:
             "attention.head_count",
             f"expected a divisor of embedding_length {hidden}, found {heads}",
         )
-    if (found := keys.integer("attention.value_length", size)) != size:
+    found = keys.integer("attention.value_length", size)
+    if found != size and not has_own_values:
         keys.refuse(
             "attention.value_length", f"expected {size} as attention.key_length, found {found}"
         )

@@ -40,7 +40,9 @@ from pronk.models.program import KVSource, OutputRange, Program, output_range
     _GATE,
     _MIX,
     _RECUR,
-) = range(11)
+    _HEADS,
+    _LATENT,
+) = range(13)
 # Buffers that an operation reads or writes, numbered as ``pronk_buffer`` in ``csrc/pronk.h``.
 _STREAM, _A, _B, _LOGITS, _SCORES = range(5)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
@@ -170,11 +172,36 @@ class KernelProgram(Program):
         op.heads = config.num_heads
         op.kv_heads = cache.config.num_kv_heads
         op.head_dim = config.head_dim
+        op.value_dim = config.value_dim
         op.window = windows[kv.layer] or 0 if windows else 0
         op.cap = config.attention_cap or 0.0
         op.cache = kv.cache
         op.block_size = cache.block_size
         op.slots = cache.num_slots
+        self._kv_cache(op, kv)
+
+    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+        op = self._append(_HEADS)
+        op.input = _BUFFERS[source]
+        op.output = _BUFFERS[to]
+        op.input_columns = width
+        self._set_matrix(op, linear)
+
+    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+        sizes = config.latent
+        assert sizes is not None
+        op = self._append(_LATENT)
+        op.heads = config.num_heads
+        op.head_dim = config.head_dim
+        op.value_dim = sizes.rank
+        op.rope_dim = sizes.rope_dim
+        rope = self.cache_of(kv).config.rope_of(kv.layer)
+        assert rope is not None, "expected a rotation of latent attention, found none"
+        op.rope = self._rope_index(rope, self.cache_of(kv)) + 1
+        op.scale = config.query_scale
+        op.first_column = config.num_heads * sizes.plain_dim
+        op.columns = config.num_heads * sizes.query_dim + config.head_dim
+        self._set_norm(op, norm)
         self._kv_cache(op, kv)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
@@ -196,19 +223,21 @@ class KernelProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(linear, StackedLinear):
             assert norm is not None or source != "stream", "expected an input"
-            first = 0
+            first, width = columns or (0, linear.out_features)
             for part in linear.parts:
                 op = self._linear(part, norm, activation, source, to, output)
                 op.first_column = first
-                op.columns = linear.out_features
+                op.columns = width
                 first += part.out_features
             return
         op = self._linear(linear, norm, activation, source, to, output)
         op.residual = int(residual)
         op.wanted = int(only_logits_rows)
+        op.first_column, op.columns = columns or (0, 0)
 
     def _linear(
         self,
@@ -280,6 +309,7 @@ class KernelProgram(Program):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
+        width: int | None = None,
     ) -> None:
         op = self._append(_NORM)
         op.input = _BUFFERS[source]
@@ -288,6 +318,7 @@ class KernelProgram(Program):
         op.scale = scale
         op.collected = 0 if collected is None else collected + 1
         op.part, op.parts = part or (0, 0)
+        op.columns = width or 0
         self._set_norm(op, norm)
 
     def route(self, mixture: MixtureConfig) -> None:
@@ -384,16 +415,22 @@ class KernelProgram(Program):
     def _kv_cache(self, op: COp, kv: KVSource) -> None:
         cache = self.cache_of(kv)
         op.kv_type = TYPES[cache.kv_dtype]
-        op.keys = self._keep_alive(cache.keys[kv.layer])
+        keys = cache.keys[kv.layer]
+        op.keys = self._keep_alive(keys if len(keys) else None)
         op.values = self._keep_alive(cache.values[kv.layer])
 
-    def _set_weights(self, op: COp, linear: Any) -> None:
+    def _set_matrix(self, op: COp, linear: Any) -> None:
+        """Set the matrix of an operation, without its adapters."""
         packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)
         assert isinstance(packed, PackedMatrix), (
             "expected weights packed for the kernels, found plain ones"
         )
         self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
+
+    def _set_weights(self, op: COp, linear: Any) -> None:
+        """Set the matrix of an operation, and its adapters."""
+        self._set_matrix(op, linear)
         adapters = getattr(linear, "adapters", None) or ()
         structs = (CAdapter * len(adapters))(
             *[each.struct if each else CAdapter() for each in adapters]

@@ -34,6 +34,18 @@ A recurrent layer has these operations in place of the first three ::
     recur     A = gated, normalized outputs of the recurrence of B and scores
     linear    x = x + A W_out
 
+Latent attention (:class:`~pronk.checkpoint.config.LatentConfig`) has these operations in place of
+the first three; the first two only if queries have a latent ::
+
+    linear    A = norm(x) W_q_a
+    norm      A = norm(A)
+    linear    B = [A W_q_b, norm(x) W_kv_a]   queries, the token's latent and its key
+    per_head  A = plain parts of the queries of B, each times its head's matrix of keys
+    latent    queries of A and B, rotated; stores the token's normalized latent and rotated key
+    attend    A = attention, whose values are the latents
+    per_head  B = outputs of A, each times its head's matrix of values
+    linear    x = x + B W_out
+
 With gated attention, ``attend`` is followed by ::
 
     linear    B = norm(x) W_gate
@@ -139,6 +151,27 @@ class Program(ABC):
             self.linear(layer.attention_gate, norm=layer.attention_norm, to="B")
             self.gate("A", "B", layer.attention_gate.out_features)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
+
+    def latent_attention(self, layer: Any, index: int) -> None:
+        """Append a layer's latent attention, with its residual connection."""
+        config = layer.config
+        kv = KVSource(index)
+        norm = layer.attention_norm
+        source = "stream"
+        if layer.q_a is not None:
+            self.linear(layer.q_a, norm=norm, to="A")
+            self.norm(layer.q_a_norm, source="A", to="A", width=layer.q_a.out_features)
+            source = "A"
+            norm = None
+        num_queries = layer.q_b.out_features
+        width = num_queries + layer.kv_a.out_features
+        self.linear(layer.q_b, norm=norm, source=source, to="B", columns=(0, width))
+        self.linear(layer.kv_a, norm=layer.attention_norm, to="B", columns=(num_queries, width))
+        self.per_head(layer.k_b, source="B", width=width, to="A")
+        self.latent(layer.kv_a_norm, config, kv)
+        self.attend(config, kv)
+        self.per_head(layer.v_b, source="A", width=layer.k_b.out_features, to="B")
+        self._add_branch(layer.out, "B", layer.attention_output_norm, config, partial=False)
 
     def convolution(self, layer: Any, index: int) -> None:
         """Append the operations of a layer's short convolution, with its residual connection."""
@@ -253,6 +286,28 @@ class Program(ABC):
         """
 
     @abstractmethod
+    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+        """Append a product for each head, from buffer to buffer.
+
+        The rows of ``source`` have ``width`` elements. Head ``h`` multiplies the columns ``h · K ..
+        (h + 1) · K - 1`` by its matrix. ``linear`` has the outputs of one head after the other,
+        ``layout.unit`` of each, and ``K`` inputs.
+        """
+
+    @abstractmethod
+    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+        """Append the queries of latent attention, and store a row ``[c ; r]`` for each token.
+
+        Args:
+            norm: norm of ``c``, the token's latent.
+            config: number and sizes of the queries, and of the buffers' rows. A row of ``A`` has,
+                for each head, the plain part of its query times the head's matrix of keys. A row of
+                ``B`` has the plain parts of the queries, the parts to rotate, and ``c`` and ``r``
+                before norm and rotation.
+            kv: where the row is stored: a layer of the model's own cache.
+        """
+
+    @abstractmethod
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         """Append ``A = c · (convolution of the states b · x)`` of ``B = [b, c, x]``.
 
@@ -296,6 +351,7 @@ class Program(ABC):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
 
@@ -306,6 +362,8 @@ class Program(ABC):
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
         :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
         · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
+        With ``columns=(i, n)``, the rows of ``to``, buffer ``A`` or ``B``, have ``n`` elements, of
+        which those from ``i`` on are written.
         """
 
     @abstractmethod
@@ -319,12 +377,14 @@ class Program(ABC):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
+        width: int | None = None,
     ) -> None:
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with
         ``residual``. ``to`` is ``"stream"`` or ``"A"``. With ``collected=i``, the source is
-        ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`.
+        ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`. Rows have
+        ``width`` elements, if both are buffers; by default, as many as the stream.
         """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pronk.checkpoint.config import (
     ConvolutionConfig,
+    LatentConfig,
     MixtureConfig,
     ModelConfig,
     RecurrentConfig,
@@ -35,6 +36,9 @@ class CheckpointTensor:
     expert: int | None = None
     # rows of the tensor that belong to the weight; ``None``: all rows, in the tensor's order
     rows: HeadRows | None = None
+    # number of matrices that are stacked in ``shape``, if a GGUF file stores them as one tensor of
+    # three dimensions; 0: the tensor is one matrix
+    heads: int = 0
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -61,6 +65,10 @@ class DecoderPart:
     # whether the outputs are in the order ``gate 0, up 0, gate 1, up 1, …``
     interleaved: bool = False
     offset: float = 0.0  # number to add to the weight of a norm
+    eps: float | None = None  # epsilon of a norm; ``None``: that of the config
+    # number of heads, if the one tensor of ``weight`` has the transposed matrix of one head after
+    # the other; 0: it is one matrix, which ``transposed`` describes
+    transposed_heads: int = 0
     log_decay: bool = False  # whether the part is ``-exp`` of the stored array
 
     @property
@@ -110,6 +118,8 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
         yield from _plan_convolution(config, convolution, names, index)
     elif recurrent is not None:
         yield from _plan_recurrence(config, recurrent, names, index)
+    elif config.latent is not None:
+        yield from _plan_latent_attention(config, config.latent, names, index)
     else:
         yield from _plan_attention(config, names, index)
     for module in names.layer:
@@ -172,6 +182,65 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
     if config.attention_sinks:
         sinks = CheckpointTensor(_stored_modules(names, index, "sinks")[0], (config.num_heads,))
         yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
+
+
+def _plan_latent_attention(
+    config: ModelConfig, latent: LatentConfig, names: TensorNames, index: int
+) -> Iterator[DecoderPart]:
+    """Yield the projections and norms of a layer's latent attention, except the layer's own norm.
+
+    The outputs of ``q_b`` are the part ``q`` of all queries, then the part ``p`` of all queries.
+    The rows of ``k_b`` are the transposed matrix of keys of one head after the other.
+    """
+    hidden = config.hidden_size
+    heads = config.num_heads
+    rank = latent.rank
+    path = f"layers.{index}"
+    bias = config.qkv_bias
+    pairs = names.permuted_heads
+    stored = {
+        module: _stored_modules(names, index, module)
+        for module in ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b", "out")
+    }
+    query_inputs = hidden
+    query = stored["q_b"]
+    if latent.query_rank is None:
+        query = _stored_modules(names, index, "q")
+    else:
+        query_inputs = latent.query_rank
+        yield plan_linear(f"{path}.q_a", stored["q_a"], (query_inputs,), hidden, bias=bias)
+        yield _plan_latent_norm(config, f"{path}.q_a_norm", stored["q_a_norm"][0], query_inputs)
+    outputs = (heads * latent.query_dim,) * 2
+    part = plan_linear(f"{path}.q_b", query * 2, outputs, query_inputs)
+    plain = HeadRows(heads, stop=latent.plain_dim)
+    rotated = HeadRows(heads, start=latent.plain_dim, pairs=pairs)
+    yield _take_rows(part, [plain, rotated])
+    part = plan_linear(
+        f"{path}.kv_a", stored["kv_a"] * 2, (config.head_dim,) * 2, hidden, bias=bias
+    )
+    yield _take_rows(part, [HeadRows(1, stop=rank), HeadRows(1, start=rank, pairs=pairs)])
+    yield _plan_latent_norm(config, f"{path}.kv_a_norm", stored["kv_a_norm"][0], rank)
+    keys = f"{stored['k_b'][0]}.weight"
+    values = f"{stored['v_b'][0]}.weight"
+    if keys == values:  # one matrix has the keys and values of each head
+        shape = (heads * (latent.plain_dim + latent.value_dim), rank)
+        of_keys = CheckpointTensor(keys, shape, rows=plain)
+        yield DecoderPart(f"{path}.k_b", "linear", (of_keys,), transposed_heads=heads)
+        of_values = CheckpointTensor(keys, shape, rows=HeadRows(heads, start=latent.plain_dim))
+        yield DecoderPart(f"{path}.v_b", "linear", (of_values,))
+    else:
+        of_keys = CheckpointTensor(keys, (heads * rank, latent.plain_dim), heads=heads)
+        yield DecoderPart(f"{path}.k_b", "linear", (of_keys,))
+        of_values = CheckpointTensor(values, (heads * latent.value_dim, rank), heads=heads)
+        yield DecoderPart(f"{path}.v_b", "linear", (of_values,))
+    num_outputs = heads * latent.value_dim
+    yield plan_linear(f"{path}.out", stored["out"], (hidden,), num_outputs, bias=config.out_bias)
+
+
+def _plan_latent_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
+    """Return the norm of a latent, whose epsilon is not that of the other norms."""
+    assert config.latent is not None
+    return replace(plan_norm(config, target, stored, size), eps=config.latent.norm_eps)
 
 
 def _take_rows(part: DecoderPart, rows: Sequence[HeadRows | None]) -> DecoderPart:

@@ -191,6 +191,12 @@ class TorchProgram(Program):
     def recur(self, layer: Any, index: int) -> None:
         raise NotImplementedError
 
+    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+        raise NotImplementedError
+
+    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+        raise NotImplementedError
+
     def gate(self, target: str, gates: str, width: int) -> None:
         del width  # the buffers have no padding
 
@@ -210,7 +216,9 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
+        assert columns is None, "expected no latent attention"
         factor, limit = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
@@ -238,7 +246,9 @@ class TorchProgram(Program):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
+        width: int | None = None,
     ) -> None:
+        assert width is None, "expected no latent attention"
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:

@@ -34,8 +34,8 @@ const int MAX_EXPERTS = 1024;
 const int MAX_TAPS = 16;  // of a short convolution
 // Steps of a recurrence that are prepared together.
 const int MAX_STEPS = 16;
-// Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
-const int MAX_HEAD_DIM = 512;
+// Maximum head_dim; a multiple of 16, because vectors have 16 lanes. 576 is DeepSeek's latent of 512 and rotated key of 64.
+const int MAX_HEAD_DIM = 576;
 
 static inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -96,6 +96,7 @@ struct State {
   void *a, *b;                 // buffers A and B [rows, row_stride(width)]
   void* x;                     // prepared input of a GEMM of more than MAX_TILE_M rows, shared by all threads
   int64_t input_stride;        // row_stride(width) of the widest GEMM input
+  int64_t input_bytes;         // size of Scratch.input
   float* scores;               // buffer SCORES [rows, experts]
   int32_t* choice;             // [rows, per_row] chosen experts of each row, in rising order
   float* share;                // [rows, per_row] their shares

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 14
+#define PRONK_VERSION 15
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -25,10 +25,13 @@ enum pronk_kind {
   PRONK_LINEAR = 1,  // output = cap(scale * activate(norm(input) W^T + b)): W [N, K] is pronk_op.w and b its bias
   PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache.
                      // Without w: the projections are in buffer B, and the norms span all query or all key heads
-  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries. A row at position p of its text sees the cached tokens
-                     // before p and, in the cache that this pass writes, its ancestors in the tree and itself
+  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries, `heads` times `value_dim` elements. A row at position p of
+                     // its text sees the cached tokens before p and, in the cache that this pass writes, its ancestors in
+                     // the tree and itself. With `keys` null, the pool `values` has rows of `head_dim` elements: a token's
+                     // row is its key, and the row's first `value_dim` elements are its value
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
-  PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
+  PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`. Rows are as wide as the
+                     // stream, or from buffer to buffer `columns` wide
   PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest scores; of equal scores, the expert
                      // with the smaller number. The share of an expert is its softmax over the scores of all experts
                      // or, if `normalized` is 1, over the scores of the row's experts
@@ -41,6 +44,9 @@ enum pronk_kind {
                      // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
   PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
                      // its inputs, buffers B and SCORES
+  PRONK_HEADS = 11,    // a product for each head: w has a matrix [unit, K] per head. Head h multiplies the columns h K, h K + 1,
+                       // … of a row of buffer A or B, whose rows have `input_columns` elements, by its matrix
+  PRONK_LATENT = 12,   // queries and keys of multi-head latent attention, see latent.inc
 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
@@ -144,10 +150,12 @@ typedef struct {
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
-  int32_t columns;        // PRONK_LINEAR to buffer A or B: width of the buffer's rows; 0: N. PRONK_GATE: see there
-  int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output
+  int32_t columns;        // PRONK_LINEAR and PRONK_HEADS to buffer A or B: width of the buffer's rows; 0: N. PRONK_NORM: of
+                          // both buffers; 0: that of the stream. PRONK_LATENT: of buffer B. PRONK_GATE: see there
+  int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output. PRONK_LATENT: see latent.inc
+  int32_t input_columns;  // PRONK_HEADS: width of the input's rows
   // PRONK_MIX and PRONK_RECUR: `heads` value heads, `kv_heads` key heads with keys of `head_dim` elements, `slots` states.
-  int32_t value_dim;      // elements of a value
+  int32_t value_dim;      // elements of a value; also of PRONK_ATTEND and PRONK_LATENT
   int32_t tiled;          // 1: value head i uses key head i % kv_heads; 0: i / (heads / kv_heads)
   int32_t num_updates;    // number of update slots
   float *states, *inputs, *updates;  // pools of one layer; recurrence.inc has the layout

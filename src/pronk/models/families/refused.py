@@ -11,7 +11,7 @@ _RECURRENT = """
 bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h recurrent_gemma rwkv
 zamba zamba2
 """
-_LATENT_ATTENTION = "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4"
+_LATENT_ATTENTION = "deepseek_v32 kimi_k2 minicpm3 mistral4"
 _USE_MIXTURE = "use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"
 
 
@@ -27,8 +27,8 @@ FAMILIES = (
     ),
     *_refuse(
         _LATENT_ATTENTION,
-        "multi-head latent attention is not supported",
-        "use a model with grouped heads, such as Qwen3 or Qwen3-MoE",
+        "latent attention of this kind is not supported",
+        "use GLM-4.7-Flash, DeepSeek-V2-Lite or Moonlight",
     ),
     *_refuse(
         "llama4 llama4_text",

@@ -340,8 +340,8 @@ def load_module(
     """Return a frozen module with the dequantized weights of a model folder or GGUF file.
 
     Raises:
-        OptionError: the model scales queries by position, has attention sinks, short convolutions
-            or recurrent layers, which the module does not compute.
+        OptionError: the model scales queries by position, has attention sinks, short convolutions,
+            recurrent layers or latent attention, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
@@ -353,6 +353,7 @@ def load_module(
     for kind, other in (
         ("short convolutions", config.convolution),
         ("recurrent layers", config.recurrent),
+        ("latent attention", config.latent),
     ):
         if other is not None:
             msg = (
