@@ -44,6 +44,8 @@ class TensorNames:
     # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate
     # and up projection.
     interleaved_experts: bool = False
+    # Whether layers that follow the model's are MTP heads, whose tensors are not used.
+    skips_heads: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
     # pattern of the names of tensors that are not used; by default none
@@ -123,6 +125,7 @@ GGUF_NAMES = TensorNames(
         "down": ("ffn_down",),
         "mlp_output_norm": ("post_ffw_norm",),
         "router": ("ffn_gate_inp",),
+        "correction": ("exp_probs_b.bias",),
         "experts.up": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
         "experts.down": ("ffn_down_exps.weight",),
         "shared_up": ("ffn_gate_shexp", "ffn_up_shexp"),

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 14
+#define PRONK_VERSION 15
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -29,14 +29,15 @@ enum pronk_kind {
                      // before p and, in the cache that this pass writes, its ancestors in the tree and itself
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
-  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest scores; of equal scores, the expert
-                     // with the smaller number. The share of an expert is its softmax over the scores of all experts
-                     // or, if `normalized` is 1, over the scores of the row's experts
+  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest ranks, of equal ranks the expert with
+                     // the smaller number, and their shares. An expert's score is its softmax over the router's outputs
+                     // or, if `sigmoid` is 1, the sigmoid of its output. Its rank is score + correction, and its share
+                     // scale * score or, if `normalized` is 1, scale * score / (sum of the row's scores + eps)
   PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
                      // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
                      // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
   PRONK_GATE = 8,    // output = output * sigmoid(input), for buffer A or B as output. `columns` is the width of its rows.
-                     // The input is buffer B, as wide, or SCORES with one number per row
+                     // The input is buffer B, as wide, or SCORES with one number for each of `heads` equal parts of a row
   PRONK_MIX = 9,     // causal convolution over time of a recurrent layer, then SiLU, in place in the first columns of
                      // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
   PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
@@ -55,8 +56,9 @@ enum pronk_mixing { PRONK_DENSE = 0, PRONK_SPREAD = 1, PRONK_GATHER = 2 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 // CLAMPED (gpt-oss), for gated matrices only: g * sigmoid(1.702 g) * (1 + u), where g = min(gate, 7) and u is the up
 // projection, clamped to -7..7.
+// RELU2: max(x, 0) squared.
 enum pronk_activation {
-  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4
+  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4, PRONK_RELU2 = 5
 };
 
 // A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
@@ -130,14 +132,20 @@ typedef struct {
   int32_t table_type;     // pronk_type of `table` and `positions`
   int32_t collected;      // n > 0: PRONK_STORE copies to pass.collected[n - 1], PRONK_NORM reads from there;
                           // 0: PRONK_STORE copies to `keys`, PRONK_NORM reads `input`
-  float scale;            // factor of embeddings, of outputs, or of queries; 1: none
+  float scale;            // factor of embeddings, of outputs, of queries, or of experts' shares; 1: none
   float cap;              // soft cap of outputs or of attention scores: cap * tanh(x / cap); 0: none
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
   const float* sinks;     // PRONK_ATTEND: null, or [heads]: score of each head's sink, a key without a value
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
-  int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  int32_t experts, per_row;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  int32_t normalized;        // PRONK_ROUTE: 1: shares are divided by their sum
+  int32_t sigmoid;           // PRONK_ROUTE: 1: scores are sigmoids; 0: softmax
+  int32_t groups;            // PRONK_ROUTE: number of equal groups of adjacent experts. A row's experts are in its
+  int32_t row_groups;        // `row_groups` best groups, those with the largest sums of their `group_best` largest ranks
+  int32_t group_best;
+  const float* correction;   // PRONK_ROUTE: [experts] what the choice adds to the scores, or null
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
