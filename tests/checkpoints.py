@@ -145,6 +145,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
     "phi3": _COMMON,
     "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT | {"n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": {
+        key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"
+    },
     "lfm2": _COMMON | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
     "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {
@@ -261,6 +265,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.normal_(0.0, 0.3, generator=generator)
         else:
             parameter.uniform_(0.5, 1.5, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # a correction of a router
+            buffer.uniform_(-0.3, 0.3, generator=generator)
 
 
 def transformers_logits(

@@ -135,6 +135,27 @@ _CACHE = (
         "engine/test_adapters.py",
     ),
     Fault(
+        "the correction of a router also changes the weights of experts",
+        "torch/program.py",
+        "        weights = taken.sigmoid()\n",
+        "        weights = _rank_experts(outputs, mixture, correction).gather(-1, chosen)\n",
+        "torch/test_kernels.py",
+    ),
+    Fault(
+        "a router's choice is not limited to the best groups of experts",
+        "models/kernel_program.py",
+        "        op.groups = mixture.groups\n",
+        "        op.groups = 1\n",
+        "kernels/test_experts.py",
+    ),
+    Fault(
+        "the scaling factor of a router is lost",
+        "models/kernel_program.py",
+        "        op.scale = mixture.scale\n",
+        "",
+        "kernels/test_experts.py",
+    ),
+    Fault(
         "a token leaves the sliding window one step too early",
         "kernels/csrc/attention.inc",
         "> first_held ? row->position - op->window + 1",

@@ -96,6 +96,23 @@ CASES = [
     Case("latent attention, yarn", "deepseek_v2", LATENT_YARN, 100),
     Case("latent attention, biases", "deepseek_v2", {"attention_bias": True}),
     Case("latent attention, dense", "deepseek_v2", {"first_k_dense_replace": 3}),
+    Case(
+        "softmax in groups",
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.6,
+        },
+    ),
+    Case("sigmoids in groups", "deepseek_v3", {}),
+    Case(
+        "sigmoids, not normalized",
+        "deepseek_v3",
+        {"norm_topk_prob": False, "n_group": 1, "topk_group": 1},
+    ),
+    Case("kinds of layers", "glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
     Case("multi-query attention, one KV head", "llama", {"num_key_value_heads": 1}),

@@ -26,7 +26,10 @@ MAX_TAPS = 16
 MAX_HEAD_DIM = 576  # of attention and of recurrent layers
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+# Function that turns a router's outputs into scores of experts: the softmax over all experts, or
+# the sigmoid of each output.
+RouterScores = Literal["softmax", "sigmoid"]
 # Norms of a branch (attention or MLP) of a layer: of the branch's input, of its output before the
 # residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
@@ -36,20 +39,39 @@ NormPlaces = Literal["input", "output", "both"]
 class MixtureConfig:
     """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
 
-    The router has a score for each expert. The experts with the largest scores are computed, and
-    their outputs are added with the softmax of the scores as weights. If scores are equal, the
-    expert with the smaller number is chosen first.
+    The router has a score for each expert. The ``per_row`` experts with the largest ranks are
+    chosen, and their outputs are added with weights that follow from their scores::
+
+        rank = score + correction
+        weight = scale * score / (sum of the chosen experts' scores + epsilon)      if normalized
+        weight = scale * score                                                      otherwise
+
+    If ranks are equal, the expert with the smaller number is chosen first. A normalized softmax is
+    the softmax over the chosen experts alone.
+
+    With groups (DeepSeek-AI 2024, *DeepSeek-V3*, section 2.1.2), the experts are divided into
+    ``groups`` equal groups of adjacent experts, and a row's experts come from its ``row_groups``
+    best groups: those with the largest sums of their ``group_best`` largest ranks.
 
     Attributes:
         experts: number of experts.
         per_row: number of experts that are chosen for a row.
         width: intermediate size of an expert.
-        normalized: whether the softmax is over the chosen experts only, so that the weights sum to
-            1.
+        normalized: whether the weights of a row's experts sum to ``scale``.
         layers: for each layer, whether it has a mixture; the other layers have a plain MLP.
         bias: whether the router and the experts have biases.
+        scores: function of the router's outputs that gives the scores.
+        correction: whether each expert has a learned number that is added to its score for the
+            choice, and not for the weight.
+        groups: number of groups of experts; 1: a row chooses among all experts.
+        row_groups: number of groups that are chosen for a row.
+        group_best: number of an expert group's ranks whose sum decides whether it is chosen.
+        scale: factor of the weights.
+        epsilon: number of at least 0 that is added to the sum of sigmoids by which normalized
+            weights are divided; 0 with softmax scores.
         shared_width: intermediate size of the shared expert, a plain MLP whose output every row
-            gets besides that of its experts; 0: there is none.
+            gets besides that of its experts; 0: there is none. Several shared experts are one, as
+            wide as all of them.
         shared_gate: whether the shared expert's output is multiplied by the sigmoid of a
             projection of the row to one number.
     """
@@ -60,8 +82,23 @@ class MixtureConfig:
     normalized: bool
     layers: tuple[bool, ...]
     bias: bool = False
+    scores: RouterScores = "softmax"
+    correction: bool = False
+    groups: int = 1
+    row_groups: int = 1
+    group_best: int = 2
+    scale: float = 1.0
+    epsilon: float = 0.0
     shared_width: int = 0
     shared_gate: bool = False
+
+    @property
+    def has_valid_groups(self) -> bool:
+        """Whether groups have one size, and the chosen ones have enough experts for a row."""
+        size, rest = divmod(self.experts, self.groups)
+        is_ranked = self.groups == 1 or self.group_best <= size
+        has_enough = self.row_groups <= self.groups and self.per_row <= self.row_groups * size
+        return not rest and is_ranked and has_enough
 
 
 @dataclass(frozen=True)
@@ -179,6 +216,8 @@ class ModelConfig:
         latent: multi-head latent attention; ``None``: each head has keys and values.
         gated_attention: whether the outputs of attention are multiplied by the sigmoid of a
             projection of the row, one gate per output.
+        head_gates: whether the outputs of each head of attention are multiplied by the sigmoid of
+            a projection of the row to one number.
         rope: rotary embedding of all layers; ``None``: learned position embeddings.
         layer_ropes: rotary embedding of each layer, if layers differ; ``None`` for a layer without
             rotation. At most two different ones.
@@ -223,6 +262,7 @@ class ModelConfig:
     recurrent: RecurrentConfig | None = None
     latent: LatentConfig | None = None
     gated_attention: bool = False
+    head_gates: bool = False
     rope: RopeConfig | None = None
     layer_ropes: tuple[RopeConfig | None, ...] = ()
     windows: tuple[int | None, ...] = ()
@@ -380,8 +420,8 @@ class ModelConfig:
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
     "norm_places norm_offset clamped_gate mixture convolution recurrent latent gated_attention "
-    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
-    "residual_scale logits_scale logits_cap"
+    "head_gates whole_qk_norm attention_scale attention_cap attention_sinks query_growth "
+    "embedding_scale residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {
     each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES

@@ -40,7 +40,8 @@ class Attention:
     k_norm: Norm | None = None
     # ``[heads]``: score of each head's attention sink, a key without value
     sinks: Array | None = None
-    # Projection to the gates of gated attention, one output for each element of ``out``'s input.
+    # Projection to the gates of gated attention: one output for each element of ``out``'s input, or
+    # for each head.
     attention_gate: Linear | None = None
     # Latent attention, in place of ``qkv`` (:class:`~pronk.checkpoint.config.LatentConfig`): the
     # projection to the latent of the queries and its norm, if there is one, and the projection to
@@ -108,6 +109,7 @@ class Layer(Attention):
     mixer_norm: Norm  # norm of a value head's outputs, ``[value_dim]``
     mlp_norm: Norm | None = None
     router: Linear | None = None
+    correction: Array | None = None  # ``[experts]``: added to the router's scores for the choice
     up: Linear | Experts  # gate and up projection, if the MLP is gated
     down: Linear | Experts
     # Shared expert of a mixture, which every row uses, and the projection to the gate of its

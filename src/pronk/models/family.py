@@ -134,6 +134,7 @@ GGUF_NAMES = TensorNames(
         "down": ("ffn_down",),
         "mlp_output_norm": ("post_ffw_norm",),
         "router": ("ffn_gate_inp",),
+        "correction": ("exp_probs_b.bias",),
         "experts.up": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
         "experts.down": ("ffn_down_exps.weight",),
         "shared_up": ("ffn_gate_shexp", "ffn_up_shexp"),

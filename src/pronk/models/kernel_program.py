@@ -53,7 +53,7 @@ _GATHER = 2
 # Kinds of norms, numbered as ``pronk_norm_kind`` in ``csrc/pronk.h``; 0 means no norm.
 _RMS_NORM = 1
 _LAYER_NORM = 2
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4, "relu2": 5}
 
 
 class KernelProgram(Program):
@@ -293,8 +293,9 @@ class KernelProgram(Program):
         self._set_norm(recur, layer.mixer_norm)
         self._has_recurrence = True
 
-    def gate(self, target: str, gates: str, width: int) -> None:
+    def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         op = self._append(_GATE)
+        op.heads = heads
         op.input = _BUFFERS[gates]
         op.output = _BUFFERS[target]
         op.columns = width
@@ -321,8 +322,17 @@ class KernelProgram(Program):
         op.columns = width or 0
         self._set_norm(op, norm)
 
-    def route(self, mixture: MixtureConfig) -> None:
-        self._set_mixture(self._append(_ROUTE), mixture)
+    def route(self, mixture: MixtureConfig, correction: Array | None) -> None:
+        op = self._append(_ROUTE)
+        self._set_mixture(op, mixture)
+        op.normalized = int(mixture.normalized)
+        op.sigmoid = int(mixture.scores == "sigmoid")
+        op.groups = mixture.groups
+        op.row_groups = mixture.row_groups
+        op.group_best = mixture.group_best
+        op.scale = mixture.scale
+        op.eps = mixture.epsilon
+        op.correction = self._keep_alive(correction)
 
     def store_feature(self, layer: int) -> None:
         assert self.cache is not None
@@ -443,7 +453,6 @@ class KernelProgram(Program):
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:
         op.experts = mixture.experts
         op.per_row = mixture.per_row
-        op.normalized = int(mixture.normalized)
 
     def _set_norm(self, op: COp, norm: Any) -> None:
         if norm is None:

@@ -133,6 +133,7 @@ class WeightPlacer:
         return np.empty((0, source.shape[1]), self.dtype)
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
+        weights: Sequence[AnyWeight]
         if part.transposed_heads:
             weights = [self._transpose_heads(part)]
         else:

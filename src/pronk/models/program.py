@@ -17,7 +17,7 @@ A layer with a mixture of experts has these operations in place of the last two 
 
     norm    A = norm(x)
     linear  scores = A W_router
-    route   choose the experts with the largest scores, and their shares, for each row
+    route   choose experts by their scores, and compute their shares, for each row
     linear  B = act(A W_gate) · (A W_up)                for each row and each of its experts
     linear  x = x + sum over experts of share · B W_down
 
@@ -48,7 +48,7 @@ the first three; the first two only if queries have a latent ::
 
 With gated attention, ``attend`` is followed by ::
 
-    linear    B = norm(x) W_gate
+    linear    B = norm(x) W_gate          with a gate for each head: scores
     gate      A = A · sigmoid(B)
 
 With a shared expert, the operations of the experts are followed by ::
@@ -148,8 +148,9 @@ class Program(ABC):
         )
         self.attend(layer.config, kv, sinks=layer.sinks)
         if layer.attention_gate is not None:
-            self.linear(layer.attention_gate, norm=layer.attention_norm, to="B")
-            self.gate("A", "B", layer.attention_gate.out_features)
+            gates = "scores" if layer.config.head_gates else "B"
+            self.linear(layer.attention_gate, norm=layer.attention_norm, to=gates)
+            self.gate("A", gates, layer.out.in_features, heads=layer.config.num_heads)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def latent_attention(self, layer: Any, index: int) -> None:
@@ -199,14 +200,14 @@ class Program(ABC):
         else:
             self.norm(layer.mlp_norm, to="A")
             self.linear(layer.router, source="A", to="scores")
-            self.route(layer.up.mixture)
+            self.route(layer.up.mixture, layer.correction)
             self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
         if layer.shared_up is not None:
             self.linear(layer.shared_up, source="A", activation=activation, to="B")
             if layer.shared_gate is not None:
                 self.linear(layer.shared_gate, source="A", to="scores")
-                self.gate("B", "scores", layer.shared_up.out_features // 2)
+                self.gate("B", "scores", layer.shared_down.in_features)
             self._add_branch(layer.shared_down, "B", None, layer.config, partial=partial)
 
     def _add_branch(
@@ -332,11 +333,12 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def gate(self, target: str, gates: str, width: int) -> None:
+    def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         """Append ``target = target · sigmoid(gates)``.
 
         ``target`` is buffer ``A`` or ``B``, whose rows have ``width`` elements. ``gates`` is
-        buffer ``B`` with as many elements per row, or ``scores`` with one number per row.
+        buffer ``B`` with as many elements per row, or ``scores`` with one number for each of
+        ``heads`` equal parts of a row.
         """
 
     @abstractmethod
@@ -388,8 +390,12 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def route(self, mixture: MixtureConfig) -> None:
-        """Append the choice of each row's experts and their weights, by the router's ``scores``."""
+    def route(self, mixture: MixtureConfig, correction: Array | None) -> None:
+        """Append the choice of each row's experts and their weights.
+
+        Buffer ``scores`` has the router's outputs. ``correction``, float32 ``[experts]``, is added
+        to the scores for the choice; ``None``: nothing is added.
+        """
 
     @abstractmethod
     def store_feature(self, layer: int) -> None:

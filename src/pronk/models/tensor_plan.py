@@ -171,6 +171,9 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
             f"layers.{index}.attention_gate", qkv[:1], outputs[:1], hidden, bias=bias
         )
         yield _take_rows(part, [HeadRows(config.num_heads, start=config.head_dim)])
+    if config.head_gates:
+        gates = _stored_modules(names, index, "attention_gate")
+        yield plan_linear(f"layers.{index}.attention_gate", gates, (config.num_heads,), hidden)
     yield plan_linear(
         f"layers.{index}.out",
         out,
@@ -361,6 +364,11 @@ def _plan_experts(
     yield plan_linear(
         f"layers.{index}.router", router, (mixture.experts,), hidden, bias=mixture.bias
     )
+    if mixture.correction:
+        stored_correction = CheckpointTensor(
+            _stored_modules(names, index, "correction")[0], (mixture.experts,)
+        )
+        yield DecoderPart(f"layers.{index}.correction", "vector", (stored_correction,))
     shapes = {
         "up": (mixture.width * (2 if config.gated else 1), hidden),
         "down": (hidden, mixture.width),

@@ -13,11 +13,11 @@ from gguf.constants import GGML_QUANT_SIZES
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import MakeCheckpoint, transformers_cached_greedy, transformers_logits
-from latent_models import BLOCKS, write_gguf
+from latent_models import BLOCKS, FAMILIES, write_gguf
 from models.test_loader import load
 from models.test_quantized_loading import warned
 from pronk import LLM, SamplingParams
-from pronk.base.arrays import Array
+from pronk.base.arrays import FLOAT32, Array
 from pronk.base.errors import ConfigError, OptionError
 from pronk.checkpoint.config import LatentConfig, ModelConfig
 from pronk.models.choice import open_torch
@@ -64,6 +64,23 @@ def test_values_of_config_json() -> None:
     assert latent.query_rank == 32
 
 
+def test_routers_of_config_json() -> None:
+    grouped = {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}
+    v2 = parse(**grouped, routed_scaling_factor=16.0).mixture
+    assert v2 is not None
+    assert (v2.scores, v2.groups, v2.row_groups, v2.group_best) == ("softmax", 8, 3, 1)
+    assert (v2.scale, v2.normalized, v2.correction) == (16.0, False, False)
+    v3 = parse(model_type="deepseek_v3").mixture
+    assert v3 is not None
+    assert (v3.experts, v3.scores, v3.groups, v3.row_groups) == (256, "sigmoid", 8, 4)
+    assert (v3.scale, v3.normalized, v3.correction) == (2.5, True, True)
+    glm = parse(model_type="glm4_moe_lite")
+    assert glm.mixture is not None
+    assert glm.latent == LatentConfig(512, 64, 192, 256, query_rank=768)
+    assert (glm.mixture.experts, glm.mixture.groups, glm.mixture.scale) == (64, 1, 1.8)
+    assert glm.mixture.layers == (False, True, True, True)
+
+
 def test_yarn_scales_scores() -> None:
     """As in DeepSeek's code: by the square of 0.1 · mscale_all_dim · log(factor) + 1."""
     scaling = {
@@ -87,6 +104,8 @@ def test_yarn_scales_scores() -> None:
         ({"kv_lora_rank": 528}, "expected at most 576, found 592"),
         ({"rope_interleave": False}, "rope_interleave"),
         ({"norm_topk_prob": True}, "norm_topk_prob"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func"),
+        ({"mlp_layer_types": ["dense"] * 3}, "expected 4 mlp_layer_types"),
     ],
 )
 def test_refusals(values: dict[str, Any], message: str) -> None:
@@ -98,9 +117,10 @@ def test_torch_and_several_processes_are_refused(checkpoint: MakeCheckpoint) -> 
     folder = checkpoint("deepseek_v2")
     with pytest.raises(OptionError, match="latent attention of deepseek_v2, found kernels='torch'"):
         LLM(folder, kernels="torch")
+    config = read_config(folder)
+    backend = open_torch("cpu", FLOAT32, "tests")
     with pytest.raises(OptionError, match="latent attention of deepseek_v2"):
-        config = read_config(folder)
-        open_torch("cpu", np.dtype(np.float32), "tests").for_model(config, np.dtype(np.float32))
+        backend.for_model(config, FLOAT32)
     with pytest.raises(OptionError, match="expected 1 for a model with latent attention"):
         LLM(folder, workers=2)
 
@@ -111,12 +131,14 @@ def logits_of(path: Path, tokens: list[int] = TOKENS) -> Array:
 
 @pytest.mark.parametrize("rank", [24, None], ids=["latents of queries", "plain queries"])
 @pytest.mark.parametrize("older", [False, True], ids=["new file", "old file"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_gguf_file_has_the_logits_of_its_folder(
-    rank: int | None, tmp_path: Path, checkpoint: MakeCheckpoint, *, older: bool
+    family: str, rank: int | None, tmp_path: Path, checkpoint: MakeCheckpoint, *, older: bool
 ) -> None:
-    folder = checkpoint("deepseek_v2", q_lora_rank=rank)
+    folder = checkpoint(family, q_lora_rank=rank)
     path = write_gguf(folder, tmp_path / "m.gguf", older=older)
     assert read_config(path).latent == read_config(folder).latent
+    assert read_config(path).mixture == read_config(folder).mixture
     assert logits_of(path).tobytes() == logits_of(folder).tobytes()
 
 
@@ -197,9 +219,18 @@ def test_mtp_heads_are_ignored(tmp_path: Path, checkpoint: MakeCheckpoint) -> No
     assert logits_of(changed).tobytes() == logits_of(folder).tobytes()
 
 
-@pytest.mark.parametrize("drafter", ["autoregressive", "prompt_lookup(min_ngram=1)", "recycling"])
-def test_greedy_texts_are_those_of_transformers(drafter: str, checkpoint: MakeCheckpoint) -> None:
-    folder = checkpoint("deepseek_v2")
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [
+        ("deepseek_v2", "autoregressive"),
+        ("deepseek_v3", "prompt_lookup(min_ngram=1)"),
+        ("glm4_moe_lite", "recycling"),
+    ],
+)
+def test_greedy_texts_are_those_of_transformers(
+    family: str, drafter: str, checkpoint: MakeCheckpoint
+) -> None:
+    folder = checkpoint(family, max_position_embeddings=512)
     llm = LLM(folder, drafter=drafter)
     params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
     output = llm.generate([TOKENS], params)[0]

@@ -34,7 +34,8 @@ const int MAX_EXPERTS = 1024;
 const int MAX_TAPS = 16;  // of a short convolution
 // Steps of a recurrence that are prepared together.
 const int MAX_STEPS = 16;
-// Maximum head_dim; a multiple of 16, because vectors have 16 lanes. 576 is DeepSeek's latent of 512 and rotated key of 64.
+// Maximum head_dim; a multiple of 16, because vectors have 16 lanes. 576 is DeepSeek's: a latent of 512, and 64 elements
+// that RoPE rotates.
 const int MAX_HEAD_DIM = 576;
 
 static inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }

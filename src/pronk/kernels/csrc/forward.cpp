@@ -97,9 +97,11 @@ int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
 // Number of elements of one row in State.q: the queries of the operation with the most elements.
 int64_t query_width(const pronk_op* ops, int64_t count) {
   int64_t width = 0;
-  for (int64_t i = 0; i < count; i++)
-    if ((ops[i].kind == PRONK_QKV || ops[i].kind == PRONK_LATENT) && ops[i].heads * round_up(ops[i].head_dim, 16) > width)
-      width = ops[i].heads * round_up(ops[i].head_dim, 16);
+  for (int64_t i = 0; i < count; i++) {
+    if (ops[i].kind != PRONK_QKV && ops[i].kind != PRONK_LATENT) continue;
+    int64_t own = ops[i].heads * round_up(ops[i].head_dim, 16);
+    if (own > width) width = own;
+  }
   return width;
 }
 
@@ -336,6 +338,14 @@ int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass,
   return round_up(largest * 4, 256) + 256;
 }
 
+// Whether a row can choose its experts, and its groups of experts.
+bool has_valid_groups(const pronk_op* op) {
+  if (op->groups < 1 || op->experts % op->groups) return false;
+  int64_t size = op->experts / op->groups;
+  if (op->row_groups < 1 || op->row_groups > op->groups || op->per_row > op->row_groups * size) return false;
+  return op->groups == 1 || (op->group_best >= 1 && op->group_best <= size);
+}
+
 // Whether the instruction set exists here, and the shapes and cache slots fit every operation.
 bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return false;
@@ -345,6 +355,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->head_dim % 2 && !is_recurrent) return false;
     if (op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
     if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
+    if (op->kind == PRONK_ROUTE && !has_valid_groups(op)) return false;
     if (!has_valid_adapters(pass, op)) return false;
     if (is_recurrent && !has_states(pass, op)) return false;
     if (op->kind == PRONK_HEADS && !has_valid_heads(op)) return false;
@@ -354,7 +365,8 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
     if (op->cache < 0 || op->cache > pass->num_others) return false;
-    bool uses_cache = (op->keys || op->values) && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
+    // With `collected`, PRONK_STORE writes by row and not by slot.
+    bool uses_cache = (op->keys || op->values) && !op->collected;
     if (uses_cache && !has_slots(pass, op)) return false;
   }
   return true;

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 15
+#define PRONK_VERSION 16
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -25,27 +25,28 @@ enum pronk_kind {
   PRONK_LINEAR = 1,  // output = cap(scale * activate(norm(input) W^T + b)): W [N, K] is pronk_op.w and b its bias
   PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache.
                      // Without w: the projections are in buffer B, and the norms span all query or all key heads
-  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries, `heads` times `value_dim` elements. A row at position p of
-                     // its text sees the cached tokens before p and, in the cache that this pass writes, its ancestors in
-                     // the tree and itself. With `keys` null, the pool `values` has rows of `head_dim` elements: a token's
-                     // row is its key, and the row's first `value_dim` elements are its value
+  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries, `heads` times `value_dim` elements. A row at position
+                     // p of its text sees the cached tokens before p and, in the cache that this pass writes, its
+                     // ancestors in the tree and itself. With `keys` null, the pool `values` has rows of `head_dim`
+                     // elements: a token's row is its key, and its first `value_dim` elements are the value
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
   PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`. Rows are as wide as the
                      // stream, or from buffer to buffer `columns` wide
-  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest scores; of equal scores, the expert
-                     // with the smaller number. The share of an expert is its softmax over the scores of all experts
-                     // or, if `normalized` is 1, over the scores of the row's experts
+  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest ranks, of equal ranks the expert with
+                     // the smaller number, and their shares. An expert's score is its softmax over the router's outputs
+                     // or, if `sigmoid` is 1, the sigmoid of its output. Its rank is score + correction, and its share
+                     // scale * score or, if `normalized` is 1, scale * score / (sum of the row's scores + eps)
   PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
                      // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
                      // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
   PRONK_GATE = 8,    // output = output * sigmoid(input), for buffer A or B as output. `columns` is the width of its rows.
-                     // The input is buffer B, as wide, or SCORES with one number per row
+                     // The input is buffer B, as wide, or SCORES with one number for each of `heads` equal parts of a row
   PRONK_MIX = 9,     // causal convolution over time of a recurrent layer, then SiLU, in place in the first columns of
                      // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
   PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
                      // its inputs, buffers B and SCORES
-  PRONK_HEADS = 11,    // a product for each head: w has a matrix [unit, K] per head. Head h multiplies the columns h K, h K + 1,
-                       // … of a row of buffer A or B, whose rows have `input_columns` elements, by its matrix
+  PRONK_HEADS = 11,    // a product for each head: w has a matrix [unit, K] per head. Head h multiplies the columns h K,
+                       // h K + 1, … of a row of buffer A or B, which is `input_columns` wide, by its matrix
   PRONK_LATENT = 12,   // queries and keys of multi-head latent attention, see latent.inc
 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
@@ -61,8 +62,9 @@ enum pronk_mixing { PRONK_DENSE = 0, PRONK_SPREAD = 1, PRONK_GATHER = 2 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 // CLAMPED (gpt-oss), for gated matrices only: g * sigmoid(1.702 g) * (1 + u), where g = min(gate, 7) and u is the up
 // projection, clamped to -7..7.
+// RELU2: max(x, 0) squared.
 enum pronk_activation {
-  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4
+  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4, PRONK_RELU2 = 5
 };
 
 // A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
@@ -136,22 +138,29 @@ typedef struct {
   int32_t table_type;     // pronk_type of `table` and `positions`
   int32_t collected;      // n > 0: PRONK_STORE copies to pass.collected[n - 1], PRONK_NORM reads from there;
                           // 0: PRONK_STORE copies to `keys`, PRONK_NORM reads `input`
-  float scale;            // factor of embeddings, of outputs, or of queries; 1: none
+  float scale;            // factor of embeddings, of outputs, of queries, or of experts' shares; 1: none
   float cap;              // soft cap of outputs or of attention scores: cap * tanh(x / cap); 0: none
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
   const float* sinks;     // PRONK_ATTEND: null, or [heads]: score of each head's sink, a key without a value
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
-  int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  int32_t experts, per_row;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  int32_t normalized;        // PRONK_ROUTE: 1: shares are divided by their sum
+  int32_t sigmoid;           // PRONK_ROUTE: 1: scores are sigmoids; 0: softmax
+  int32_t groups;            // PRONK_ROUTE: number of equal groups of adjacent experts. A row's experts are in its
+  int32_t row_groups;        // `row_groups` best groups, those with the largest sums of their `group_best` largest ranks
+  int32_t group_best;
+  const float* correction;   // PRONK_ROUTE: [experts] what the choice adds to the scores, or null
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
-  int32_t columns;        // PRONK_LINEAR and PRONK_HEADS to buffer A or B: width of the buffer's rows; 0: N. PRONK_NORM: of
-                          // both buffers; 0: that of the stream. PRONK_LATENT: of buffer B. PRONK_GATE: see there
+  int32_t columns;        // PRONK_LINEAR and PRONK_HEADS to buffer A or B: width of the buffer's rows; 0: N.
+                          // PRONK_NORM: that of both buffers' rows; 0: that of the stream. PRONK_LATENT: that of
+                          // the rows of buffer B. PRONK_GATE: see there
   int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output. PRONK_LATENT: see latent.inc
   int32_t input_columns;  // PRONK_HEADS: width of the input's rows
   // PRONK_MIX and PRONK_RECUR: `heads` value heads, `kv_heads` key heads with keys of `head_dim` elements, `slots` states.

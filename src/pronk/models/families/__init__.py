@@ -115,6 +115,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         found = f"{config.num_heads} attention heads cannot share {config.num_kv_heads}"
         refuse_config(f"{found} key/value heads; expected a divisor")
+    mixture = config.mixture
+    if mixture is not None and not mixture.has_valid_groups:
+        found = f"{mixture.experts} experts in {mixture.groups} groups"
+        chosen = f"{mixture.per_row} experts of {mixture.row_groups} groups"
+        refuse_config(f"expected groups of one size, from which a row has {chosen}, found {found}")
     return replace(config, quantization=quantization or None)
 
 

@@ -29,30 +29,50 @@ _MULTIPLE = 16  # of the sizes of a latent and of values: kernels compute 16 out
 
 
 def _parse_v2(keys: ConfigReader) -> ModelConfig:
-    """Parse DeepSeek-V2, whose weights of experts do not sum to 1."""
-    first = keys.integer("first_k_dense_replace", 0, low=0)
-    mixture = _mixture(keys, first)
-    if mixture is not None:
-        if mixture.normalized:
-            refuse_config("norm_topk_prob = true is not supported; expected false")
-        if keys.get("topk_method", "greedy") != "greedy" and keys.integer("n_group", 1) != 1:
-            refuse_config("experts in groups are not supported; use DeepSeek-V2-Lite")
-        if keys.number("routed_scaling_factor", 1.0) != 1.0:
-            refuse_config("routed_scaling_factor: expected 1; use DeepSeek-V2-Lite")
-    return _parse(keys, mixture)
+    """Parse DeepSeek-V2: scores are a softmax, and the best expert of a group ranks the group."""
+    if keys.flag("norm_topk_prob"):
+        refuse_config("norm_topk_prob = true is not supported; expected false")
+    router: dict[str, Any] = {
+        "normalized": False,
+        "scale": keys.number("routed_scaling_factor", 1.0),
+        "group_best": 1,
+    }
+    if keys.get("topk_method", "greedy") != "greedy":
+        router["groups"] = keys.integer("n_group")
+        router["row_groups"] = keys.integer("topk_group")
+    return _parse(keys, _mixture(keys, router))
 
 
-def _mixture(keys: ConfigReader, num_dense: int) -> MixtureConfig | None:
-    """Return the mixtures of all layers but the first ``num_dense``."""
+def _parse_v3(keys: ConfigReader) -> ModelConfig:
+    """Parse DeepSeek-V3, Moonlight and GLM-4.7-Flash, whose scores of experts are sigmoids."""
+    function = keys.get("scoring_func", "sigmoid")
+    if function != "sigmoid":
+        refuse_config(f"scoring_func = {function!r:.80} is not supported; expected sigmoid")
+    return _parse(keys, _mixture(keys, keys.grouped_router()))
+
+
+def _mixture(keys: ConfigReader, router: dict[str, Any]) -> MixtureConfig | None:
+    """Return the mixtures; ``router`` are the fields that describe the router.
+
+    ``mlp_layer_types`` says which layers have a plain MLP, by default the first
+    ``first_k_dense_replace``.
+    """
+    num_layers = keys.layers("num_hidden_layers")
+    num_dense = keys.integer("first_k_dense_replace", 0, low=0)
+    implied = ["dense" if layer < num_dense else "sparse" for layer in range(num_layers)]
+    kinds = keys.list_of("mlp_layer_types", str, implied)
+    if len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
+        expected = f"expected {num_layers} mlp_layer_types, each dense or sparse"
+        refuse_config(f"{expected}, found {kinds!r:.80}")
     mixture = keys.mixture(
         "n_routed_experts",
         "moe_intermediate_size",
-        normalized=keys.flag("norm_topk_prob"),
-        is_mixture=lambda layer: layer >= num_dense,
+        is_mixture=lambda layer: kinds[layer] == "sparse",
     )
     if mixture is None:
         return None
-    return replace(mixture, shared_width=mixture.width * keys.integer("n_shared_experts", 0, low=0))
+    shared_width = mixture.width * keys.integer("n_shared_experts", 0, low=0)
+    return replace(mixture, **router, shared_width=shared_width)
 
 
 def _parse(keys: ConfigReader, mixture: MixtureConfig | None) -> ModelConfig:
@@ -114,7 +134,6 @@ def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
     ``value_length``. New files have those of the cache's row and of a latent there, and the others
     in keys that end in ``_mla``.
     """
-    num_layers = config.num_layers
     rank = keys.integer("attention.kv_lora_rank", maximum=MAX_HEAD_DIM)
     rope = config.rope
     assert rope is not None
@@ -149,24 +168,18 @@ def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
         num_kv_heads=1,
         latent=latent,
         attention_scale=_attention_scale(latent, rope, mscale_all_dim),
-        mixture=_mixture_gguf(keys, num_layers),
+        mixture=_mixture_gguf(keys, config.num_layers),
         qkv_bias="blk.0.attn_kv_a_mqa.bias" in keys.checkpoint,
     )
 
 
 def _mixture_gguf(keys: GgufReader, num_layers: int) -> MixtureConfig | None:
-    num_dense = keys.get("leading_dense_block_count", 0)
-    layers = tuple(layer >= num_dense for layer in range(num_layers))
-    mixture = keys.mixture(num_layers)
-    if mixture is None or not any(layers):
+    mixture = keys.mixture(num_layers, normalized=False)
+    if mixture is None:
         return None
-    num_shared = keys.get("expert_shared_count", 0)
-    return replace(
-        mixture,
-        layers=layers,
-        normalized=bool(keys.get("expert_weights_norm", False)),
-        shared_width=mixture.width * num_shared,
-    )
+    if mixture.scores == "softmax":
+        return replace(mixture, group_best=1)
+    return replace(mixture, epsilon=1e-20)
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -188,6 +201,7 @@ _NAMES = replace(
         "k_b": ("self_attn.kv_b_proj",),
         "v_b": ("self_attn.kv_b_proj",),
         "router": ("mlp.gate",),
+        "correction": ("mlp.gate.e_score_correction_bias",),
         "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
         "experts.down": ("mlp.experts.{}.down_proj.weight",),
         "shared_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
@@ -210,7 +224,6 @@ FAMILIES = (
         _NAMES,
         defaults={
             **_DEFAULTS,
-            "first_k_dense_replace": 0,
             "moe_intermediate_size": 1407,
             "n_routed_experts": 64,
             "n_shared_experts": 2,
@@ -226,5 +239,42 @@ FAMILIES = (
                 skips_heads=True,
             ),
         ),
+    ),
+    Family(
+        "deepseek_v3",
+        _parse_v3,
+        _NAMES,
+        defaults={
+            **_DEFAULTS,
+            "first_k_dense_replace": 3,
+            "max_position_embeddings": 4096,
+            "moe_intermediate_size": 2048,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "q_lora_rank": 1536,
+            "routed_scaling_factor": 2.5,
+            "topk_group": 4,
+        },
+    ),
+    Family(
+        "glm4_moe_lite",
+        _parse_v3,
+        _NAMES,
+        defaults={
+            **_DEFAULTS,
+            "first_k_dense_replace": 1,
+            "max_position_embeddings": 202752,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "rms_norm_eps": 1e-5,
+            "routed_scaling_factor": 1.8,
+            "v_head_dim": 256,
+        },
     ),
 )
