@@ -203,6 +203,13 @@ def test_quantized_folders(name: str, tmp_path: Path, checkpoint: MakeCheckpoint
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
+def test_norms_of_latents_have_an_epsilon_of_their_own(checkpoint: MakeCheckpoint) -> None:
+    made = load(checkpoint("deepseek_v2", rms_norm_eps=1e-2))
+    layer = made.layers[0]
+    assert [layer.q_a_norm.eps, layer.kv_a_norm.eps] == [1e-6, 1e-6]
+    assert layer.attention_norm.eps == made.norm.eps == 1e-2
+
+
 def test_mtp_heads_are_ignored(tmp_path: Path, checkpoint: MakeCheckpoint) -> None:
     """They have the numbers of the layers that follow the model's."""
     folder = checkpoint("deepseek_v2")
