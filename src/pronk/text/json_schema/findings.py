@@ -1,4 +1,4 @@
-"""What the translation of a JSON schema finds: faults, and what the grammar needs besides."""
+"""Findings of the translation of a JSON schema: faults, and what the grammar needs besides."""
 
 from __future__ import annotations
 
