@@ -415,8 +415,7 @@ class RequestLedger:
         assert planned.reason is not None
         name = proposer.label
         record = self.ledger.drafters[name]
-        if tree.gain is None:
-            tree = self._with_gains(name, tree)
+        tree = self.with_gains(name, tree)
         expected = record.seconds
         if planned.chain is not None:
             drafting = max(tree.depths) * planned.chain.token
@@ -433,7 +432,7 @@ class RequestLedger:
             record.durations.append(duration)
         before = union.best
         room = union.room
-        union.add(tree, (proposer.name, 0))
+        union.add(tree)
         self.acceptance.propose(name, lead, tree)
         after = union.best
         nested = [] if start is None else self.reports[start.num_reports :]
@@ -455,8 +454,16 @@ class RequestLedger:
             record.contribution.learn(added, room, record.num_proposals)
         self.reports.append(report._replace(before=before, after=after))
 
-    def _with_gains(self, name: str, tree: TokenTree) -> TokenTree:
-        """Return a tree with gains, estimated from its drafter's acceptance rates by depth."""
+    def with_gains(self, name: str, tree: TokenTree) -> TokenTree:
+        """Return a tree whose draft tokens have gains and origins; given ones stay.
+
+        Gains are estimated from the drafter's acceptance rates by depth. The origin of each node is
+        ``name``, the label of the drafter.
+        """
+        if tree.num_draft_tokens:
+            tree = tree.with_origin((name, 0))
+        if tree.gain is not None:
+            return tree
         if not tree.num_draft_tokens:
             return replace(tree, gain=(1.0,))
         rates = self.acceptance.rates(name, {0: DEFAULT_RATE})
@@ -465,8 +472,7 @@ class RequestLedger:
             parent_gain = gain[tree.parents[node]]
             rate = rates.rate(0, tree.depths[node])
             gain.append(parent_gain * rate * tree.acceptable[node])
-        origin = tree.origin or ((name, 0),) * len(tree)
-        return replace(tree, gain=tuple(gain), origin=origin)
+        return replace(tree, gain=tuple(gain))
 
     def has_proposed(self, proposer: Proposer[Any]) -> bool:
         """Return whether a drafter has proposed in this step."""
