@@ -63,6 +63,7 @@ class ModelDrafter(Drafter):
     min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: model", self.model)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         check_number(f"{self.name}: min_confidence", self.min_confidence, 0, 1)

@@ -27,6 +27,7 @@ class Composite(Drafter):
         ):
             msg = f"{self.name}: parts: expected a tuple of drafters, found {self.parts!r}"
             raise OptionError(msg)
+        super().__post_init__()
 
     def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
         """Bind each wrapped drafter to the target and return the proposers."""
