@@ -23,8 +23,6 @@ from pronk.drafting.from_target.modules.eagle_config import default_sources as d
 from pronk.drafting.from_target.modules.eagle_names import HeadNames as HeadNames
 from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
-from pronk.drafting.ledger import CallStart as CallStart
-from pronk.drafting.ledger import Ledger as Ledger
 from pronk.drafting.ledger import RequestLedger as RequestLedger
 from pronk.drafting.loaded_models import LoadedModels as LoadedModels
 from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE
@@ -64,7 +62,6 @@ from pronk.drafting.step_costs import ChainCosts as ChainCosts
 from pronk.drafting.step_costs import ExpectedStep as ExpectedStep
 from pronk.drafting.step_costs import StepCosts as StepCosts
 from pronk.drafting.target import Target as Target
-from pronk.drafting.tree_union import TreeUnion as TreeUnion
 from pronk.drafting.trie import Frontier as Frontier
 from pronk.drafting.trie import Trie as Trie
 from pronk.models.cost_model import CostCurve as CostCurve

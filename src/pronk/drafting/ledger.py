@@ -216,18 +216,26 @@ class Ledger:
 
 
 class ProposalReport(NamedTuple):
-    """One drafter's proposal in a step, for :mod:`pronk.lab.explain`."""
+    """One drafter's proposal in a step, for :mod:`pronk.lab.explain`.
 
-    drafter: str  # name of the drafter
+    Attributes:
+        drafter: name of the drafter.
+        reason: why the drafter proposed (``DraftPlan.reason``).
+        seconds: duration of the proposal, this request's part.
+        tree: proposed tree.
+        before: fastest step with the draft tokens proposed before; ``None`` if costs are ignored.
+        after: fastest step with this proposal as well; ``None`` if costs are ignored.
+        num_nested: number of reports just before this one that belong to drafters which this
+            drafter has called, as ``auto`` inside ``merged`` does.
+        nested_seconds: the part of ``seconds`` that these drafters took.
+    """
+
+    drafter: str
     reason: Reason
-    seconds: float  # duration of the proposal, this request's part
-    tree: TokenTree  # proposed tree
-    # Fastest step with the draft tokens proposed before, and the fastest one with this proposal as
-    # well; ``None`` if costs are ignored.
+    seconds: float
+    tree: TokenTree
     before: ExpectedStep | None = None
     after: ExpectedStep | None = None
-    # Number of reports just before this one that belong to drafters which this drafter has called,
-    # as ``auto`` inside ``merged`` does. They took ``nested_seconds`` of ``seconds``.
     num_nested: int = 0
     nested_seconds: float = 0.0
 
@@ -241,10 +249,14 @@ class CallStart(NamedTuple):
     """State of a request's ledger before a call of a drafter.
 
     Reports and seconds added after this state belong to drafters that the called one combines.
+
+    Attributes:
+        num_reports: number of reports so far.
+        charged: seconds charged to drafters in this step so far.
     """
 
-    num_reports: int = 0  # number of reports so far
-    charged: float = 0.0  # seconds charged to drafters in this step so far
+    num_reports: int = 0
+    charged: float = 0.0
 
 
 @dataclass(slots=True)

@@ -79,7 +79,11 @@ class MergedProposer(Proposer[States]):
 @known_keywords
 @dataclass(frozen=True)
 class FirstOf(Composite):
-    """Options of ``first_of``; ``parts`` are the drafters to combine, in order of precedence."""
+    """Options of ``first_of``.
+
+    Attributes:
+        parts: drafters to combine, in order of precedence.
+    """
 
     name = "first_of"
 

@@ -14,7 +14,8 @@ from pronk.drafting.target import Target
 class Composite(Drafter):
     """Options of a composite drafter.
 
-    ``parts`` are the wrapped drafters, in order of precedence.
+    Attributes:
+        parts: the wrapped drafters, in order of precedence.
     """
 
     parts: tuple[Drafter, ...]
