@@ -334,6 +334,27 @@ _SCHEDULER = (
 
 _DRAFTERS = (
     Fault(
+        "first_of counts the draft tokens of its parts for itself",
+        "drafting/combined/merged.py",
+        "ledger.with_gains(proposer.label, tree)\n",
+        "ledger.with_gains(self.label, tree)\n",
+        "drafting/shared/test_composite.py",
+    ),
+    Fault(
+        "options that a drafter declares are not checked",
+        "drafting/proposer.py",
+        '        check_options(self, f"{self.name}: ")\n',
+        "",
+        "drafting/test_names.py::test_declared_options_of_a_subclass_are_checked",
+    ),
+    Fault(
+        "an option that is declared by a text is not checked",
+        "base/options.py",
+        '    if isinstance(annotation, str) and "Annotated[" in annotation:\n',
+        "    if False:\n",
+        "base/test_options.py",
+    ),
+    Fault(
         "texts of the rejection rule become draft tokens of other requests",
         "drafting/from_text/suffix.py",
         "        state.private = outcome.params.rejects\n",

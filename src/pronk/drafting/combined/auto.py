@@ -26,7 +26,7 @@ from pronk.drafting.proposer import (
     Outcome,
     Proposer,
     States,
-    bind_proposer,
+    check_needs,
 )
 from pronk.drafting.registry import make_drafter
 from pronk.drafting.shared.composite import Composite
@@ -59,7 +59,9 @@ class Auto(Composite):
     num_nodes: int = 31
 
     def __post_init__(self) -> None:
-        if self.parts != ():
+        if self.parts == ():  # a composite drafter refuses no parts
+            Drafter.__post_init__(self)
+        else:
             super().__post_init__()
         check_flag(f"{self.name}: bundled", self.bundled)
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
@@ -94,9 +96,12 @@ class Auto(Composite):
             found += ["cape(draft_model)", "draft_model"]
         for drafter in found:
             # The drafter may not work here: no clone of the repository, another vocabulary, too
-            # little memory, or a missing package.
+            # little memory, or a missing package. Any other error is a fault, and is not hidden as
+            # bind_proposer() would do.
             with suppress(PronkError):
-                return [bind_proposer(make_drafter(drafter), target)]
+                proposer = make_drafter(drafter).bind(target)
+                check_needs(proposer.name, proposer.capabilities, target)
+                return [proposer]
         return []
 
 

@@ -26,21 +26,30 @@ from pronk.lab.drafters.modules.files import DrafterWeights
 
 @dataclass(frozen=True)
 class GlideShape:
-    """Sizes of the module that do not follow from the target."""
+    """Sizes of the module that do not follow from the target.
 
-    layers: int = 1  # number of decoder layers
-    hidden: int = 192  # width of the hidden states, divisible by ``2 * heads``
-    heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
-    kv_heads: int = 2  # key/value heads of self-attention
-    mlp: int = 512  # width of the gated MLP
-    # Number of tokens of a block (L in the paper), for training only. The text is split into
-    # blocks; all tokens of a block see the same part of the target's cache, as all draft tokens of
-    # a step do.
+    Attributes:
+        layers: number of decoder layers.
+        hidden: width of the hidden states, divisible by ``2 * heads``.
+        heads: query heads of self-attention, divisible by ``kv_heads``.
+        kv_heads: key/value heads of self-attention.
+        mlp: width of the gated MLP.
+        block: number of tokens of a block (L in the paper), for training only. The text is split
+            into blocks; all tokens of a block see the same part of the target's cache, as all draft
+            tokens of a step do.
+        cross: whether the layers have cross-attention.
+        cache_layer: number (from 1) of the target's layer that the first draft layer attends to;
+            draft layer i attends to layer ``cache_layer + i - 1``. ``None`` is the paper's choice:
+            the last draft layer attends to the target's last layer.
+    """
+
+    layers: int = 1
+    hidden: int = 192
+    heads: int = 6
+    kv_heads: int = 2
+    mlp: int = 512
     block: int = 5
-    cross: bool = True  # whether the layers have cross-attention
-    # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i
-    # attends to layer ``cache_layer + i - 1``. ``None`` is the paper's choice: the last draft layer
-    # attends to the target's last layer.
+    cross: bool = True
     cache_layer: int | None = None
 
     def __post_init__(self) -> None:
