@@ -546,6 +546,13 @@ _SERVER = (
         "server/test_limits.py",
     ),
     Fault(
+        "the messages of a body are freed in one call",
+        "server/protocol/request.py",
+        "            info.context.append(body)\n",
+        "            info.context[:] = [body]\n",
+        "server/test_garbage.py::test_bodies_are_freed_in_slices",
+    ),
+    Fault(
         "the header of ignored fields is missing on streams",
         "server/app.py",
         '    headers = {"Cache-Control": "no-store", **report}\n',
