@@ -324,8 +324,15 @@ class ModelConfig:
         ``sizes`` are values of other fields.
         """
         windows = (self.windows[layer] if self.windows else None,) * count
-        changes = {"windows": windows, "rope": self.rope_of(layer), "layer_ropes": ()} | sizes
-        return replace(self, num_layers=count, **changes)
+        changes: dict[str, Any] = {
+            "windows": windows,
+            "rope": self.rope_of(layer),
+            "layer_ropes": (),
+            "mixture": _like_layer(self.mixture, layer, count),
+            "convolution": _like_layer(self.convolution, layer, count),
+            "recurrent": _like_layer(self.recurrent, layer, count),
+        }
+        return replace(self, num_layers=count, **(changes | sizes))
 
     def plain_layers(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a drafter with the sizes of layer ``layer`` of this model.
@@ -369,6 +376,16 @@ class ModelConfig:
         """Largest sliding window of the layers, in tokens; ``None`` if a layer has none."""
         sizes = [size for size in self.windows if size is not None]
         return max(sizes) if len(sizes) == self.num_layers else None
+
+
+def _like_layer(kind: Any, layer: int, count: int) -> Any:
+    """Return a kind of layers, such as a mixture, of ``count`` layers like layer ``layer``.
+
+    ``None`` if this layer is of another kind.
+    """
+    if kind is None or not kind.layers[layer]:
+        return None
+    return replace(kind, layers=(True,) * count)
 
 
 # Fields that only few families set, with their default values.

@@ -164,7 +164,7 @@ class GgufArchitecture:
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
     # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
-    # Their tensors are not used.
+    # The drafter ``mtp`` loads the first of them.
     skips_heads: bool = False
 
 
