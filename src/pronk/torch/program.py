@@ -13,6 +13,7 @@ from torch import Tensor
 from pronk.backends import (
     Experts,
     ForwardBatch,
+    HeadNorms,
     KVSource,
     MixtureConfig,
     ModelConfig,
@@ -143,7 +144,7 @@ class TorchProgram(Program):
         norm: Any,
         config: ModelConfig,
         kv: KVSource,
-        head_norms: tuple[Any, Any] = (None, None),
+        head_norms: HeadNorms | None = None,
         *,
         only_queries: bool = False,
         source: str = "stream",
@@ -152,7 +153,7 @@ class TorchProgram(Program):
         normalize = self._norm(norm)
         cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
-        norms = [self._norm(each) for each in head_norms]
+        norms = [self._norm(each) for each in head_norms or HeadNorms()]
         config_of_rope = cache.config.rope_of(kv.layer)
         rope = None if config_of_rope is None else cache.rope_table(config_of_rope)
         sizes = config.qkv_sizes[: 1 if only_queries else 3]
@@ -181,8 +182,7 @@ class TorchProgram(Program):
         assert isinstance(cache, TorchCache)
         scale = config.query_scale
         cap = config.attention_cap
-        windows = cache.config.windows
-        window = windows[kv.layer] if windows else None
+        window = cache.config.window_of(kv.layer)
         scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: TorchPass) -> None:
@@ -220,6 +220,9 @@ class TorchProgram(Program):
     def recur(self, layer: Any, index: int) -> None:
         raise NotImplementedError
 
+    def layer_inputs(self, decoder: Any) -> None:
+        raise NotImplementedError
+
     def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         repeats = width // heads if gates == "scores" else 1
 
@@ -241,7 +244,10 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        layer_input: int | None = None,
     ) -> None:
+        if layer_input is not None:
+            raise NotImplementedError
         factor, limit = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
@@ -277,12 +283,16 @@ class TorchProgram(Program):
             if collected is not None:
                 assert state.collected is not None
                 x = to_tensor(state.collected[collected]).to(self.device)
-            y = normalize(x)
-            state.store(to, part, state.buffers[to] + scale * y if residual else y)
+            y = normalize(x) * scale
+            state.store(to, part, state.buffers[to] + y if residual else y)
 
         self._ops.append(run)
 
-    def route(self, mixture: MixtureConfig, correction: Array | None) -> None:
+    def route(
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+    ) -> None:
+        if expert_scale is not None:
+            raise NotImplementedError
         added = None if correction is None else to_tensor(correction).to(self.device)
 
         def run(state: TorchPass) -> None:
