@@ -478,6 +478,65 @@ _FILES = (
     ),
 )
 
+_GEMMA4 = (
+    Fault(
+        "a layer reads the keys of the last but one layer of its kind",
+        "models/families/gemma4.py",
+        "reads=last[window])\n",
+        "reads=last[window] - 2)\n",
+        "models/families/test_gemma4.py::test_200_greedy_tokens_equal_transformers",
+    ),
+    Fault(
+        "all rows of a pass have the layer embeddings of its first token",
+        "kernels/csrc/ops.inc",
+        "load_table_row(op, p->tokens[r], width, embedded);",
+        "load_table_row(op, p->tokens[0], width, embedded);",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "layers with a window have the rotations of full attention",
+        "models/families/gemma4.py",
+        'keys.number("rope.freq_base_swa", 10000.0, bound=1)',
+        'keys.number("rope.freq_base", 10000.0, bound=1)',
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "the factor of a layer's output is left out",
+        "models/decoder.py",
+        "            program.norm(None, scale=float(self.scalar[0]))\n",
+        "            pass\n",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "values have no norm",
+        "models/decoder.py",
+        "        if config.value_norm:\n",
+        "        if config.value_norm and config.is_plain:\n",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "factors of experts are left out",
+        "models/kernel_program.py",
+        "op.expert_scale = self._keep_alive(expert_scale)",
+        "op.expert_scale = self._keep_alive(None)",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "layers that read the keys of others count as memory of the cache",
+        "cache/layout.py",
+        "filter(config.stores_keys, range(config.num_layers))",
+        "filter(config.has_attention, range(config.num_layers))",
+        "models/families/test_gemma4.py::test_pools_have_the_shapes_of_their_layers",
+    ),
+    Fault(
+        "moved rows have the size of the heads of the first layer",
+        "cache/paged.py",
+        "                    shape = config.shape_of(layer)\n                    kinds",
+        "                    shape = config.shape_of(0)\n                    kinds",
+        "engine/test_equality.py::test_other_models",
+    ),
+)
+
 _TEXTS = (
     Fault(
         "strings may escape letters where names are not excluded by expressions",
@@ -699,6 +758,7 @@ FAULTS = (
     *_SCHEDULER,
     *_DRAFTERS,
     *_FILES,
+    *_GEMMA4,
     *_TEXTS,
     *_SERVER,
     *_COMMANDS,
