@@ -285,7 +285,7 @@ def test_rows_of_a_trimmed_head_are_those_of_the_target(files: Files) -> None:
 def test_all_rows_draft_what_the_whole_head_drafts(shape: str, files: Files) -> None:
     engine = open_model(files.folder(**RIGHT))
     trees = []
-    for vocab in ("None", "300", "32768"):
+    for vocab in (300, 32768):
         drafter = bind(engine, f"mtp(draft_vocab={vocab}, {SHAPES[shape]})")
         assert head_of(drafter).draft_ids is None
         requests = decode(engine, drafter, PROMPTS, temperature=0.8)
@@ -293,7 +293,7 @@ def test_all_rows_draft_what_the_whole_head_drafts(shape: str, files: Files) -> 
     one_less = bind(engine, f"mtp(draft_vocab=299, {SHAPES[shape]})")
     requests = decode(engine, one_less, PROMPTS, temperature=0.8)
     assert len(head_of(one_less).draft_ids) == 299
-    assert trees[0] == trees[1] == trees[2]
+    assert trees[0] == trees[1]
 
 
 def test_tokens_of_the_users_texts(files: Files, tmp_path: Path) -> None:
