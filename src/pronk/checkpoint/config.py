@@ -36,6 +36,24 @@ NormPlaces = Literal["input", "output", "both"]
 
 
 @dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of the attention of one layer.
+
+    Attributes:
+        num_kv_heads: number of heads of keys and values.
+        head_dim: number of elements of a query, a key and a value of one head.
+        reads: layer (from 0) whose keys and values the layer reads; ``None``: the layer computes
+            keys and values of its own, and stores them.
+        tied_values: whether the values are outputs of the key projection.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    reads: int | None = None
+    tied_values: bool = False
+
+
+@dataclass(frozen=True)
 class MixtureConfig:
     """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
 
@@ -74,6 +92,10 @@ class MixtureConfig:
             wide as all of them.
         shared_gate: whether the shared expert's output is multiplied by the sigmoid of a
             projection of the row to one number.
+        separate_norms: whether the router, the experts and the shared expert have a norm each of
+            their input, and experts and shared expert one each of their output, before the sum
+            (Gemma 4).
+        expert_scales: whether each expert has a number by which its shares are multiplied.
     """
 
     experts: int
@@ -91,6 +113,8 @@ class MixtureConfig:
     epsilon: float = 0.0
     shared_width: int = 0
     shared_gate: bool = False
+    separate_norms: bool = False
+    expert_scales: bool = False
 
     @property
     def has_valid_groups(self) -> bool:
@@ -207,6 +231,13 @@ class ModelConfig:
         context: maximum number of tokens, prompt and output together, after RoPE scaling.
         norm_offset: number to add to the stored weights of norms: 1 if a checkpoint stores
             ``weight - 1``.
+        num_kv_heads: number of heads of keys and values, unless ``attention_shapes`` says others.
+        head_dim: size of a head, unless ``attention_shapes`` says others.
+        attention_shapes: sizes of the attention of each layer, if layers differ.
+        intermediate_sizes: width of the MLP of each layer, if layers differ.
+        layer_input_size: width of the embedding that each layer has besides the model's: a layer
+            adds a gated projection of its embedding of the row's token to the stream; 0: none.
+        layer_scalars: whether the output of each layer is multiplied by a number of the checkpoint.
         gated: whether the MLP has a gate, as in SwiGLU.
         clamped_gate: whether the MLP computes ``g * sigmoid(1.702 * g) * (1 + u)``, with the gate
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
@@ -223,6 +254,7 @@ class ModelConfig:
             rotation. At most two different ones.
         windows: for each layer, its sliding window in tokens; ``None``: full attention.
         qk_norm: whether queries and keys are normalized before RoPE.
+        value_norm: whether values are normalized, by a norm without weights.
         whole_qk_norm: whether this norm is over all heads of a row together, not over each head.
         attention_scale: factor of attention scores; ``None``: ``head_dim ** -0.5``.
         attention_cap: soft cap ``c`` of attention scores: ``c * tanh(score / c)``.
@@ -254,6 +286,10 @@ class ModelConfig:
     norm: Literal["rms", "layer"] = "rms"
     norm_places: NormPlaces = "input"
     norm_offset: float = 0.0
+    attention_shapes: tuple[AttentionShape, ...] = ()
+    intermediate_sizes: tuple[int, ...] = ()
+    layer_input_size: int = 0
+    layer_scalars: bool = False
     activation: Activation = "silu"
     gated: bool = True
     clamped_gate: bool = False
@@ -270,6 +306,7 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    value_norm: bool = False
     whole_qk_norm: bool = False
     attention_scale: float | None = None
     attention_cap: float | None = None
@@ -318,6 +355,35 @@ class ModelConfig:
         """Return the rotary embedding of a layer (from 0)."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
+    def window_of(self, layer: int) -> int | None:
+        """Return the sliding window of a layer (from 0) in tokens; ``None``: full attention."""
+        return self.windows[layer] if self.windows else None
+
+    def shape_of(self, layer: int) -> AttentionShape:
+        """Return the sizes of the attention of a layer (from 0)."""
+        if self.attention_shapes:
+            return self.attention_shapes[layer]
+        return AttentionShape(self.num_kv_heads, self.head_dim)
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        """The sizes of heads of all layers."""
+        return frozenset(self.shape_of(layer).head_dim for layer in range(self.num_layers))
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Return this configuration with the sizes of a layer (from 0) as those of the model.
+
+        These are ``num_kv_heads``, ``head_dim`` and ``intermediate_size``.
+        """
+        shape = self.shape_of(layer)
+        sizes = self.intermediate_sizes
+        return replace(
+            self,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            intermediate_size=sizes[layer] if sizes else self.intermediate_size,
+        )
+
     def for_context(self, context: int | None) -> ModelConfig:
         """Return the configuration of the model for texts of at most ``context`` tokens.
 
@@ -351,17 +417,29 @@ class ModelConfig:
         return None
 
     def has_attention(self, layer: int) -> bool:
-        """Return whether a layer (from 0) has attention, and so keys and values in the cache."""
+        """Return whether a layer (from 0) has attention."""
         return self.convolution_of(layer) is None and self.recurrent_of(layer) is None
+
+    def stores_keys(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has keys and values of its own in the cache."""
+        return self.has_attention(layer) and self.shape_of(layer).reads is None
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).
 
         ``sizes`` are values of other fields.
         """
-        windows = (self.windows[layer] if self.windows else None,) * count
-        changes = {"windows": windows, "rope": self.rope_of(layer), "layer_ropes": ()} | sizes
-        return replace(self, num_layers=count, **changes)
+        changes: dict[str, Any] = {
+            "windows": (self.window_of(layer),) * count,
+            "rope": self.rope_of(layer),
+            "layer_ropes": (),
+            "attention_shapes": (),
+            "intermediate_sizes": (),
+            "mixture": _like_layer(self.mixture, layer, count),
+            "convolution": _like_layer(self.convolution, layer, count),
+            "recurrent": _like_layer(self.recurrent, layer, count),
+        }
+        return replace(self.of_layer(layer), num_layers=count, **(changes | sizes))
 
     def plain_layers(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a drafter with the sizes of layer ``layer`` of this model.
@@ -417,11 +495,22 @@ class ModelConfig:
         return max(sizes) if len(sizes) == self.num_layers else None
 
 
+def _like_layer(kind: Any, layer: int, count: int) -> Any:
+    """Return a kind of layers, such as a mixture, of ``count`` layers like layer ``layer``.
+
+    ``None`` if this layer is of another kind.
+    """
+    if kind is None or not kind.layers[layer]:
+        return None
+    return replace(kind, layers=(True,) * count)
+
+
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture convolution recurrent latent gated_attention "
-    "head_gates whole_qk_norm attention_scale attention_cap attention_sinks query_growth "
-    "embedding_scale residual_scale logits_scale logits_cap"
+    "norm_places norm_offset attention_shapes intermediate_sizes layer_input_size layer_scalars "
+    "clamped_gate mixture convolution recurrent latent gated_attention head_gates value_norm "
+    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
+    "residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {
     each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES

@@ -33,6 +33,8 @@ class TensorNames:
     layer: Mapping[str, tuple[str, ...]]
     embedding: str
     norm: str
+    # Names of the embeddings of single layers: ``table``, ``projection``, ``norm``.
+    layer_inputs: Mapping[str, str] = field(default_factory=dict)
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
     # Names that replace those in ``layer`` if a checkpoint has all of these tensors.
@@ -173,8 +175,11 @@ class GgufArchitecture:
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
     has_own_values: bool = False  # whether the size of values may differ from that of keys
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
+    # Whether numbers of key/value heads and widths of MLPs may differ by layer. The config of a
+    # Llama then has those of the first layer.
+    varies: bool = False
     # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
-    # Their tensors are not used.
+    # The drafter ``mtp`` loads the first of them.
     skips_heads: bool = False
 
 

@@ -99,10 +99,11 @@ class GgufReader:
         """Return the value of a key, an integer from 1 to ``maximum``; ``default`` if absent."""
         return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
-    def per_layer(self, key: str, num_layers: int) -> list[int]:
-        """Return the value of a key for each layer: integers from 0, equal except where they are 0.
+    def per_layer(self, key: str, num_layers: int, *, varies: bool = False) -> list[int]:
+        """Return the value of a key for each layer: integers from 0.
 
-        A value that is not an array is that of all layers.
+        A value that is not an array is that of all layers. Unless the value ``varies``, all numbers
+        except for zeros must be equal.
         """
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
@@ -113,7 +114,7 @@ class GgufReader:
             self.refuse(
                 key, f"expected a number for each of {num_layers} layers, found {values!r:.80}"
             )
-        if len({*values} - {0}) > 1:
+        if not varies and len({*values} - {0}) > 1:
             self.refuse(
                 key, f"expected 0 or the same value in all layers, found {sorted({*values})!r:.80}"
             )

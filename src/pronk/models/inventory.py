@@ -38,31 +38,52 @@ _COMPARED_BYTES = 1 << 20
 
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
-    """Return the tensor names to expect: those of GGUF files, or those of the model family."""
+    """Return the tensor names to expect: those of GGUF files, or those of the model family.
+
+    Alternatives are chosen by the tensors of the model itself: those of an MTP head in the same
+    checkpoint may have other names.
+    """
+    names = family_names(checkpoint, config)
     if isinstance(checkpoint, GgufCheckpoint):
         _, architecture = get_architecture(checkpoint)
-        names = architecture.names
         if architecture.skips_heads:
             key = f"{checkpoint.header.get('general.architecture')}.nextn_predict_layers"
             names = _without_heads(names, config.num_layers, checkpoint.header.get(key) or 0)
-    else:
-        names = get_family(config.family).names
-        if names.skips_heads:
-            names = _without_heads(names, config.num_layers, _MAX_HEADS)
+    elif names.skips_heads:
+        names = _without_heads(names, config.num_layers, _MAX_HEADS)
+    canonical = map(names.canonical, checkpoint)
+    return choose_alternatives(
+        names, [name for name in canonical if not names.ignored.fullmatch(name)]
+    )
+
+
+def family_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
+    """Return the usual tensor names of a checkpoint's format and family."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        _, architecture = get_architecture(checkpoint)
+        return architecture.names
+    return get_family(config.family).names
+
+
+def choose_alternatives(names: TensorNames, stored: Sequence[str]) -> TensorNames:
+    """Return names with those of their alternatives of which all tensors are ``stored``.
+
+    ``stored`` are names of tensors without the family's prefix.
+    """
     for alternative in names.alternatives:
-        wanted = [name for stored in alternative.values() for name in stored]
-        if all(_has_tensor(checkpoint, name) for name in wanted):
+        wanted = [name for modules in alternative.values() for name in modules]
+        if all(_has_tensor(stored, name) for name in wanted):
             names = replace(names, layer={**names.layer, **alternative})
     return names
 
 
-def _has_tensor(checkpoint: AnyCheckpoint, name: str) -> bool:
-    """Return whether some layer of the checkpoint has a tensor of this name within the layer.
+def _has_tensor(stored: Sequence[str], name: str) -> bool:
+    """Return whether some layer has a tensor of this name within the layer.
 
     ``name`` may lack the suffix ``.weight``.
     """
     ends = (f".{name}", f".{name}.weight")
-    return any(stored.endswith(ends) for stored in checkpoint)
+    return any(each.endswith(ends) for each in stored)
 
 
 def _without_heads(names: TensorNames, num_layers: int, count: int) -> TensorNames:

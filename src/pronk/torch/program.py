@@ -13,6 +13,7 @@ from torch import Tensor
 from pronk.backends import (
     Experts,
     ForwardBatch,
+    HeadNorms,
     KVSource,
     MixtureConfig,
     ModelConfig,
@@ -143,7 +144,7 @@ class TorchProgram(Program):
         norm: Any,
         config: ModelConfig,
         kv: KVSource,
-        head_norms: tuple[Any, Any] = (None, None),
+        head_norms: HeadNorms | None = None,
         *,
         only_queries: bool = False,
         source: str = "stream",
@@ -152,7 +153,7 @@ class TorchProgram(Program):
         normalize = self._norm(norm)
         cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
-        norms = [self._norm(each) for each in head_norms]
+        norms = [self._norm(each) for each in head_norms or HeadNorms()]
         config_of_rope = cache.config.rope_of(kv.layer)
         rope = None if config_of_rope is None else cache.rope_table(config_of_rope)
         sizes = config.qkv_sizes[: 1 if only_queries else 3]
@@ -181,8 +182,7 @@ class TorchProgram(Program):
         assert isinstance(cache, TorchCache)
         scale = config.query_scale
         cap = config.attention_cap
-        windows = cache.config.windows
-        window = windows[kv.layer] if windows else None
+        window = cache.config.window_of(kv.layer)
         scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: TorchPass) -> None:
@@ -226,6 +226,22 @@ class TorchProgram(Program):
     def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
         raise NotImplementedError
 
+    def layer_inputs(self, decoder: Any) -> None:
+        inputs = decoder.layer_inputs
+        config = decoder.config
+        self.linear(inputs.projection, to="B", output=OutputRange(config.hidden_size**-0.5))
+        size = config.layer_input_size
+        scale = float(np.asarray(size**0.5).astype(self.dtype))
+        normalize = self._norm(inputs.norm)
+
+        def run(state: TorchPass) -> None:
+            projected = normalize(state.buffers["B"].unflatten(-1, (-1, size)))
+            rows = to_tensor(inputs.rows(state.batch.tokens)).to(self.device, projected.dtype)
+            embedded = rows.unflatten(-1, (-1, size)) * scale
+            state.buffers["inputs"] = (projected + embedded) * 2**-0.5
+
+        self._ops.append(run)
+
     def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         repeats = width // heads if gates == "scores" else 1
 
@@ -247,6 +263,7 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        layer_input: int | None = None,
         columns: tuple[int, int] | None = None,
     ) -> None:
         assert columns is None, "expected no latent attention"
@@ -261,6 +278,8 @@ class TorchProgram(Program):
                 x = x[torch.tensor(list(state.batch.logits_rows), device=x.device)]
             x = normalize(x)
             y = multiply(linear, x.float() if to == "scores" else x, activate, state)
+            if layer_input is not None:
+                y = y * state.buffers["inputs"][:, layer_input]
             y = y if factor == 1.0 else y * factor
             y = limit * torch.tanh(y / limit) if limit else y
             state.buffers[to] = state.buffers[to] + y if residual else y
@@ -287,17 +306,21 @@ class TorchProgram(Program):
             if collected is not None:
                 assert state.collected is not None
                 x = to_tensor(state.collected[collected]).to(self.device)
-            y = normalize(x)
-            state.store(to, part, state.buffers[to] + scale * y if residual else y)
+            y = normalize(x) * scale
+            state.store(to, part, state.buffers[to] + y if residual else y)
 
         self._ops.append(run)
 
-    def route(self, mixture: MixtureConfig, correction: Array | None) -> None:
+    def route(
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+    ) -> None:
+        scale = None if expert_scale is None else to_tensor(expert_scale).to(self.device)
         added = None if correction is None else to_tensor(correction).to(self.device)
 
         def run(state: TorchPass) -> None:
             outputs = state.buffers["scores"]
-            chosen, state.buffers["shares"] = choose_experts(outputs, mixture, added)
+            chosen, shares = choose_experts(outputs, mixture, added)
+            state.buffers["shares"] = shares if scale is None else shares * scale[chosen]
             # Pairs of a row and an expert, in the order of the experts.
             expert, order = chosen.flatten().sort(stable=True)
             state.buffers["pair_rows"] = order // mixture.per_row

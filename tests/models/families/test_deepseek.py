@@ -64,6 +64,41 @@ def test_values_of_config_json() -> None:
     assert latent.query_rank == 32
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
+    from transformers import AutoConfig
+
+    raw = {key: value for key, value in RAW.items() if key != "first_k_dense_replace"}
+    raw |= {"model_type": family, "num_experts_per_tok": 4, "num_hidden_layers": 8}
+    theirs = AutoConfig.for_model(**raw)
+    ours = parse_config(raw)
+    assert ours.latent == LatentConfig(
+        theirs.kv_lora_rank,
+        theirs.qk_rope_head_dim,
+        theirs.qk_nope_head_dim,
+        theirs.v_head_dim,
+        theirs.q_lora_rank,
+    )
+    assert ours.context == theirs.max_position_embeddings
+    assert (ours.norm_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.rope is not None
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    mixture = ours.mixture
+    assert mixture is not None
+    assert (mixture.experts, mixture.width) == (
+        theirs.n_routed_experts,
+        theirs.moe_intermediate_size,
+    )
+    assert mixture.shared_width == theirs.n_shared_experts * theirs.moe_intermediate_size
+    assert (mixture.scale, mixture.normalized) == (
+        theirs.routed_scaling_factor,
+        theirs.norm_topk_prob,
+    )
+    assert (mixture.groups, mixture.row_groups) == (theirs.n_group or 1, theirs.topk_group or 1)
+    dense = getattr(theirs, "first_k_dense_replace", 1)
+    assert mixture.layers == tuple(layer >= dense for layer in range(8))
+
+
 def test_routers_of_config_json() -> None:
     grouped = {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}
     v2 = parse(**grouped, routed_scaling_factor=16.0).mixture

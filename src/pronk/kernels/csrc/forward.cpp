@@ -30,7 +30,7 @@ Arena arena;
 // Whether an operation of a program has experts.
 bool has_experts(const pronk_op* op) { return op->kind == PRONK_ROUTE || op->mixing != PRONK_DENSE; }
 
-// Elements of buffer A or B for the largest output that the program writes to it; `rows` is buffer_rows.
+// Elements of a buffer for the largest output that the program writes to it; `rows` is buffer_rows.
 int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows, int64_t hidden) {
   int64_t size = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -38,6 +38,7 @@ int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows
     int64_t width = 0;
     bool is_product = op->kind == PRONK_LINEAR || op->kind == PRONK_HEADS;
     if (is_product && op->output == buffer) width = op->columns ? op->columns : op->w->N;
+    else if (op->kind == PRONK_LAYER_INPUTS && buffer == PRONK_INPUTS) width = (int64_t)op->parts * op->columns;
     else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->value_dim;
     else if (op->kind == PRONK_NORM && op->output == buffer && op->columns) width = op->columns;
     else if ((op->kind == PRONK_NORM || op->kind == PRONK_EMBED) && op->output == buffer)
@@ -85,11 +86,28 @@ int64_t score_width(const pronk_op* ops, int64_t count) {
   return width;
 }
 
+// Elements of a row of buffer INPUTS; 0 for a program whose layers have no inputs.
+int64_t inputs_width(const pronk_op* ops, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    if (ops[i].kind == PRONK_LAYER_INPUTS) return (int64_t)ops[i].parts * ops[i].columns;
+  return 0;
+}
+
+// Whether a linear layer that reads an input of a layer has as many outputs, and the program computes the inputs before.
+bool has_layer_input(const pronk_op* ops, int64_t i) {
+  const pronk_op* op = ops + i;
+  if (op->mixing || op->wanted || op->layer_input < 0) return false;
+  for (int64_t j = 0; j < i; j++)
+    if (ops[j].kind == PRONK_LAYER_INPUTS) return op->layer_input <= ops[j].parts && op->w->N == ops[j].columns;
+  return false;
+}
+
 // Row stride of the widest GEMM input.
 int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
   int64_t width = adapter_width(ops, count);
   for (int64_t i = 0; i < count; i++)
-    if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
+    if (ops[i].kind == PRONK_LAYER_INPUTS) width = width > inputs_width(ops, count) ? width : inputs_width(ops, count);
+    else if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
     else if (ops[i].kind == PRONK_QKV && ops[i].heads * ops[i].head_dim > width) width = ops[i].heads * ops[i].head_dim;
   return row_stride(width > hidden ? width : hidden);
 }
@@ -361,6 +379,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->kind == PRONK_HEADS && !has_valid_heads(op)) return false;
     if (op->kind == PRONK_LATENT && op->value_dim + op->rope_dim != op->head_dim) return false;
     if (op->kind == PRONK_ATTEND && (op->value_dim < 1 || op->value_dim > op->head_dim)) return false;
+    if (op->layer_input && !has_layer_input(ops, i)) return false;
     if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
@@ -377,7 +396,8 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
 bool has_bf16_activations(const pronk_op* ops, int64_t count, const IsaKernels* isa) {
   bool any = false;
   for (int64_t i = 0; i < count; i++) {
-    if (!ops[i].w || ops[i].kind == PRONK_EMBED || ops[i].output == PRONK_SCORES) continue;
+    bool is_table = ops[i].kind == PRONK_EMBED || ops[i].kind == PRONK_LAYER_INPUTS;
+    if (!ops[i].w || is_table || ops[i].output == PRONK_SCORES) continue;
     if (ops[i].w->type != PRONK_BF16) return false;
     any = true;
   }
@@ -428,6 +448,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   int64_t pairs = pass->rows * mixture.per_row, most_rows = pairs > rows ? pairs : rows;
   s.input_stride = input_stride(ops, count, pass->hidden);
   s.input_bytes = input_bytes(ops, count, chunk_rows(pass), s.input_stride);
+  s.inputs_width = inputs_width(ops, count);
   s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, s.input_bytes, tree, max_levels(pass));
   s.adapted = has_adapted_rows(pass);
   s.low_stride = row_stride(adapter_width(ops, count));
@@ -441,6 +462,8 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
       {(void**)&s.step, count_steps(pass) * (int64_t)sizeof(Step)},
       {&s.a, buffer_size(ops, count, PRONK_A, rows, hidden) * size},
       {&s.b, buffer_size(ops, count, PRONK_B, rows, hidden) * size},
+      {&s.c, buffer_size(ops, count, PRONK_C, rows, hidden) * size},
+      {(void**)&s.inputs, pass->rows * s.inputs_width * 4},
       {&s.x, most_rows * s.input_stride * (pairs ? 4 : size)},
       {(void**)&s.scores, pass->rows * score_width(ops, count) * 4},
       {(void**)&s.choice, pairs * 4},

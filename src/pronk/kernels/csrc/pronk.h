@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 16
+#define PRONK_VERSION 17
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -30,12 +30,13 @@ enum pronk_kind {
                      // ancestors in the tree and itself. With `keys` null, the pool `values` has rows of `head_dim`
                      // elements: a token's row is its key, and its first `value_dim` elements are the value
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
-  PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`. Rows are as wide as the
-                     // stream, or from buffer to buffer `columns` wide
+  PRONK_NORM = 5,    // output = scale * norm(input), or output += scale * norm(input) with `residual`. Rows are as wide as
+                     // the stream, or without `residual` from buffer to buffer `columns` wide
   PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest ranks, of equal ranks the expert with
                      // the smaller number, and their shares. An expert's score is its softmax over the router's outputs
                      // or, if `sigmoid` is 1, the sigmoid of its output. Its rank is score + correction, and its share
-                     // scale * score or, if `normalized` is 1, scale * score / (sum of the row's scores + eps)
+                     // scale * score or, if `normalized` is 1, scale * score / (sum of the row's scores + eps),
+                     // times its `expert_scale`
   PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
                      // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
                      // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
@@ -45,12 +46,18 @@ enum pronk_kind {
                      // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
   PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
                      // its inputs, buffers B and SCORES
-  PRONK_HEADS = 11,    // a product for each head: w has a matrix [unit, K] per head. Head h multiplies the columns h K,
+  PRONK_LAYER_INPUTS = 11,  // the inputs of `parts` layers, each `columns` wide, from the row of B and that of the token
+                     // in `table`, both parts * columns wide: buffer INPUTS = (norm(B) + scale * table[token]) / sqrt(2),
+                     // with a norm of each layer's part of B
+  PRONK_HEADS = 12,    // a product for each head: w has a matrix [unit, K] per head. Head h multiplies the columns h K,
                        // h K + 1, … of a row of buffer A or B, which is `input_columns` wide, by its matrix
-  PRONK_LATENT = 12,   // queries and keys of multi-head latent attention, see latent.inc
+  PRONK_LATENT = 13,   // queries and keys of multi-head latent attention, see latent.inc
 };
-// Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
-enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
+// Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32). C, as
+// wide as the stream, holds one branch of a layer while another is computed. INPUTS (f32) holds the inputs of all layers.
+enum pronk_buffer {
+  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6
+};
 // What PRONK_LINEAR multiplies.
 // DENSE: each row, by one matrix w.
 // SPREAD and GATHER: each *pair* of a row and one of its experts, by the expert's matrix. w [experts] has a matrix per
@@ -116,7 +123,7 @@ typedef struct {
 typedef struct {
   int32_t kind;
   int32_t input, output;  // pronk_buffer
-  int32_t residual;       // 1: add the output to the stream instead of replacing the stream
+  int32_t residual;       // 1: add to the output, the stream or with PRONK_NORM buffer C, instead of replacing it
   int32_t activation;
   int32_t wanted;         // 1: compute only the rows in pass.wanted
   int32_t norm;
@@ -132,10 +139,10 @@ typedef struct {
   int32_t block_size;     // slots of a cache block, a multiple of 16
   int32_t kv_type;        // f32, bf16 or i8
   int64_t slots;          // number of slots of a pool
-  const float *q_norm, *k_norm;
+  const float *q_norm, *k_norm, *v_norm;  // [head_dim], or null without a norm; without w: of all heads, v_norm null
   void *keys, *values;    // cache pools of one layer; store_key and store_value (ops.inc) have the layout
   const void *table, *positions;
-  int32_t table_type;     // pronk_type of `table` and `positions`
+  int32_t table_type;     // pronk_type of `table` and `positions`; with w: that of w, whose format `table` has
   int32_t collected;      // n > 0: PRONK_STORE copies to pass.collected[n - 1], PRONK_NORM reads from there;
                           // 0: PRONK_STORE copies to `keys`, PRONK_NORM reads `input`
   float scale;            // factor of embeddings, of outputs, of queries, or of experts' shares; 1: none
@@ -152,12 +159,16 @@ typedef struct {
   int32_t row_groups;        // `row_groups` best groups, those with the largest sums of their `group_best` largest ranks
   int32_t group_best;
   const float* correction;   // PRONK_ROUTE: [experts] what the choice adds to the scores, or null
+  const float* expert_scale; // PRONK_ROUTE: [experts] factor of each expert's shares, or null
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
+  int32_t layer_input;    // PRONK_LINEAR: n > 0: activated outputs times the inputs of layer n - 1, N numbers
+  int32_t table_format;   // PRONK_LAYER_INPUTS: 0, or `format` of pronk_pack_blocks: `table` has blocks of a GGUF file,
+                          // and w describes them (type, group, minima, scale_type), without data
   int32_t columns;        // PRONK_LINEAR and PRONK_HEADS to buffer A or B: width of the buffer's rows; 0: N.
                           // PRONK_NORM: that of both buffers' rows; 0: that of the stream. PRONK_LATENT: that of
                           // the rows of buffer B. PRONK_GATE: see there
