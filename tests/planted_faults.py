@@ -135,6 +135,27 @@ _CACHE = (
         "engine/test_adapters.py",
     ),
     Fault(
+        "the correction of a router also changes the weights of experts",
+        "torch/program.py",
+        "        weights = taken.sigmoid()\n",
+        "        weights = _rank_experts(outputs, mixture, correction).gather(-1, chosen)\n",
+        "torch/test_kernels.py",
+    ),
+    Fault(
+        "a router's choice is not limited to the best groups of experts",
+        "models/kernel_program.py",
+        "        op.groups = mixture.groups\n",
+        "        op.groups = 1\n",
+        "kernels/test_experts.py",
+    ),
+    Fault(
+        "the scaling factor of a router is lost",
+        "models/kernel_program.py",
+        "        op.scale = mixture.scale\n",
+        "",
+        "kernels/test_experts.py",
+    ),
+    Fault(
         "a token leaves the sliding window one step too early",
         "kernels/csrc/attention.inc",
         "> first_held ? row->position - op->window + 1",
@@ -312,6 +333,27 @@ _SCHEDULER = (
 )
 
 _DRAFTERS = (
+    Fault(
+        "first_of counts the draft tokens of its parts for itself",
+        "drafting/combined/merged.py",
+        "ledger.with_gains(proposer.label, tree)\n",
+        "ledger.with_gains(self.label, tree)\n",
+        "drafting/shared/test_composite.py",
+    ),
+    Fault(
+        "options that a drafter declares are not checked",
+        "drafting/proposer.py",
+        '        check_options(self, f"{self.name}: ")\n',
+        "",
+        "drafting/test_names.py::test_declared_options_of_a_subclass_are_checked",
+    ),
+    Fault(
+        "an option that is declared by a text is not checked",
+        "base/options.py",
+        '    if isinstance(annotation, str) and "Annotated[" in annotation:\n',
+        "    if False:\n",
+        "base/test_options.py",
+    ),
     Fault(
         "texts of the rejection rule become draft tokens of other requests",
         "drafting/from_text/suffix.py",
@@ -502,6 +544,13 @@ _SERVER = (
         "                    if size > limit:\n",
         '                    if size > limit and length != b"0":\n',
         "server/test_limits.py",
+    ),
+    Fault(
+        "the messages of a body are freed in one call",
+        "server/protocol/request.py",
+        "            info.context.append(body)\n",
+        "            info.context[:] = [body]\n",
+        "server/test_garbage.py::test_bodies_are_freed_in_slices",
     ),
     Fault(
         "the header of ignored fields is missing on streams",

@@ -119,6 +119,8 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     - ``others``: ``outputs``, ``growth`` and factors, which are all fields that ``gemma`` does not
       set.
     - ``experts``: a mixture of experts in all layers but the second.
+    - ``routers``: as ``experts``, with a shared expert, groups of experts, MLPs without a gate, and
+      a router whose scores are corrected for the choice.
     - ``convolutions``: a short convolution in all layers but the second.
 
     - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
@@ -158,6 +160,19 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
         return {
             "mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)
         }
+    if name == "routers":
+        mixture = replace(
+            special_fields("experts", head_dim, layers)["mixture"],
+            experts=12,
+            scores="sigmoid",
+            correction=True,
+            groups=4,
+            row_groups=2,
+            scale=1.5,
+            epsilon=1e-20,
+            shared_width=24,
+        )
+        return {"mixture": mixture, "gated": False, "activation": "relu2"}
     if name == "convolutions":
         layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
         return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
@@ -183,7 +198,7 @@ def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> Dense
             elif parameter.dim() > 1:
                 gain = 4.0 if name.startswith("head") else 2.0
                 parameter.normal_(0.0, gain * parameter.shape[1] ** -0.5, generator=generator)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "correction")):
                 parameter.normal_(0.0, 0.3, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
@@ -281,6 +296,11 @@ def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: st
         )
     if own.router is not None:
         layer.router = linear(to_array(own.router.weight.float()), None, layer.layout("router"))
+        assert own.mixture is not None
+        if own.mixture.correction:
+            layer.correction = to_array(own.correction.float())
+        if own.mixture.shared_width:
+            names = (*names, "shared_up", "shared_down")
     for name in names:
         part = getattr(own, name)
         if isinstance(part, torch.nn.ModuleList):

@@ -81,6 +81,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma": {"special": "gemma", "windows": (50, None)},
     "norms of outputs": {"special": "outputs"},
     "experts": {"special": "experts"},
+    "routers": {"special": "routers"},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),

@@ -234,6 +234,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma": {"special": "gemma", "windows": (50, None)},
     "other deviations": {"special": "others", "windows": (None, 50, None)},
     "experts": {"special": "experts"},
+    "routers": {"special": "routers", "windows": (None, None, 50)},
     "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "convolutions": {"special": "convolutions", "windows": (None, None, None)},
     "convolutions, int4": {

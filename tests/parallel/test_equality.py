@@ -26,7 +26,7 @@ FAST_CASES = {
     ("adversarial", "all"),
 }
 # Drafters that keep projections in the target's KV cache, which must belong to one process.
-IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
+IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree", "mtp block")
 ON_WORKERS = [
     name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if name not in IN_ONE_PROCESS
 ]

@@ -28,4 +28,5 @@ from pronk.models.loader import read_config as read_config
 from pronk.models.resolve import DEFAULT_MODEL as DEFAULT_MODEL
 from pronk.models.resolve import resolve_model as resolve_model
 from pronk.models.tensor_plan import CheckpointTensor as CheckpointTensor
+from pronk.models.tensor_plan import DecoderPart as DecoderPart
 from pronk.models.tensor_plan import plan_tensors as plan_tensors

@@ -93,12 +93,13 @@ class DrafterRates:
 
     Attributes:
         PRIOR_WEIGHT: weight of the rate over all requests in this request's counts, in tokens.
-        label: the drafter's name in the statistics.
+        label: label of the drafter, the first part of ``TokenTree.origin``.
         priors: for each kind of draft token, the rate assumed before any count. ``None``: a kind is
             the confidence of a draft token in thousandths, 1..999, and this confidence is the rate
             assumed; the counts are kept by tenths of confidence.
-        shared: counts of all requests; ``None`` without any.
-        temperature: temperature of the request.
+        shared: counts of all requests, the prior of this request's rates; ``None`` if requests do
+            not share their counts.
+        temperature: temperature of the request, by which shared counts are kept.
         reached: number of reached draft tokens of each kind; earlier steps weigh less.
         accepted: number of accepted draft tokens of each kind, likewise.
     """

@@ -38,7 +38,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
             backend = KernelBackend(loaded).for_model(config, dtype)
             if backend is not None:
                 return backend
-            reason = f"no kernels for heads of {config.head_dim}"
+            sizes = ", ".join(map(str, sorted(config.head_dims)))
+            reason = f"no kernels for heads of {sizes}"
     _check_torch(config, reason)
     by_torch = open_torch(device, dtype, reason)
     # The frames are this function, the constructor of LLM, its keywords, their check, and the
@@ -50,8 +51,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
 
 def _check_torch(config: ModelConfig, found: str) -> None:
     """Raise an OptionError for a model that torch cannot compute."""
-    if config.recurrent is not None:
-        expected = f"expected pronk's kernels for the recurrent layers of {config.family}"
+    if config.needs_kernels:
+        expected = f"expected pronk's kernels for the layers of {config.family}"
         refuse(
             "kernels", f"{expected}, found {found}; use kernels='auto', device='cpu'", OptionError
         )

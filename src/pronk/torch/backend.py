@@ -51,6 +51,11 @@ class TorchMatrix:
         """Data type of the weights."""
         return str(self.weight.dtype).removeprefix("torch.")
 
+    def take_outputs(self, rows: Array) -> TorchMatrix:
+        indices = torch.from_numpy(rows).to(self.weight.device)
+        bias = None if self.bias is None else self.bias[indices]
+        return TorchMatrix(self.weight[indices], bias, self.gated)
+
     def unpack(self) -> Array:
         return to_array(self.weight.float())
 
@@ -102,11 +107,11 @@ class TorchBackend:
         """Return a backend on the same device for weights in ``dtype``.
 
         Raises:
-            OptionError: the model has recurrent layers.
+            OptionError: the model has layers that only the kernels compute.
         """
-        if config.recurrent is not None:
+        if config.needs_kernels:
             msg = (
-                f"kernels: expected pronk's kernels for the recurrent layers of {config.family}, "
+                f"kernels: expected pronk's kernels for the layers of {config.family}, "
                 f"found {self}; use kernels='auto', device='cpu'"
             )
             raise OptionError(msg)

@@ -105,6 +105,7 @@ class Recycling(Drafter):
     table: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
         check_integer(f"{self.name}: top_k", self.top_k, 1, 32)
         check_integer(f"{self.name}: max_tokens", self.max_tokens, 16, 1048576)

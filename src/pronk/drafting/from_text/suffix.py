@@ -76,6 +76,7 @@ class Suffix(Drafter):
     store: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
         check_integer(f"{self.name}: max_match", self.max_match, 2, 64)
         check_integer(f"{self.name}: min_match", self.min_match, 1, 64)

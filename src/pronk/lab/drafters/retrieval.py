@@ -67,6 +67,7 @@ class Retrieval(Drafter):
     max_depth: int = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: datastore", self.datastore)
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
         check_integer(f"{self.name}: max_match", self.max_match, 1, 64)
