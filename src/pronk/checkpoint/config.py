@@ -420,13 +420,6 @@ class ModelConfig:
         return is_usual and not self.layer_ropes
 
     @property
-    def needs_kernels(self) -> bool:
-        """Whether layers compute what only the kernels do, and no other backend."""
-        mixture = self.mixture
-        has_norms = mixture is not None and mixture.separate_norms
-        return self.recurrent is not None or self.layer_input_size > 0 or has_norms
-
-    @property
     def group(self) -> int:
         """Number of query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads

@@ -30,7 +30,7 @@ _MAX_NUMBER = 1e15  # larger numbers mean a damaged file; their powers would ove
 _INITIAL_POSITIONS = 1024
 # Divisor of the frequencies of *proportional* that do not rotate, as in GGUF files. Their angles
 # are so small that a rotation changes no bit.
-_UNROTATED = 1e30
+_UNROTATED = float(np.float32(1e30))
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor "

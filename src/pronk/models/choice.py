@@ -51,8 +51,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
 
 def _check_torch(config: ModelConfig, found: str) -> None:
     """Raise an OptionError for a model that torch cannot compute."""
-    if config.needs_kernels:
-        expected = f"expected pronk's kernels for the layers of {config.family}"
+    if config.recurrent is not None:
+        expected = f"expected pronk's kernels for the recurrent layers of {config.family}"
         refuse(
             "kernels", f"{expected}, found {found}; use kernels='auto', device='cpu'", OptionError
         )

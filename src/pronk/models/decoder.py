@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pronk.base.arrays import FLOAT32, Array
 from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
@@ -177,6 +178,12 @@ class LayerInputs:
     table: Array | BlockMatrix
     projection: Linear
     norm: Norm
+
+    def rows(self, tokens: NDArray[np.int32]) -> Array:
+        """Return the rows ``[len(tokens), layers · size]`` of the table for token ids."""
+        if isinstance(self.table, BlockMatrix):
+            return self.table.dequantize_rows(tokens)
+        return self.table[tokens]
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``: ``projection``."""

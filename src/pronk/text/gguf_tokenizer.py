@@ -85,10 +85,10 @@ def read_tokenizer(
     model = file.get("tokenizer.ggml.model")
     if model not in _MODELS:
         found = "none" if model in (None, "no_vocab", "none") else f"{model!r:.40}"
-        allowed = " or ".join(_MODELS)
+        allowed = ", ".join(_MODELS)
         remedy = "use the original model folder"
         refuse_tokens(
-            file, f"expected tokenizer.ggml.model to be {allowed}, found {found}; {remedy}"
+            file, f"expected tokenizer.ggml.model to be one of {allowed}, found {found}; {remedy}"
         )
     vocabulary = checkpoint.vocabulary
     templates = _chat_templates(file)

@@ -107,11 +107,11 @@ class TorchBackend:
         """Return a backend on the same device for weights in ``dtype``.
 
         Raises:
-            OptionError: the model has layers that only the kernels compute.
+            OptionError: the model has recurrent layers.
         """
-        if config.needs_kernels:
+        if config.recurrent is not None:
             msg = (
-                f"kernels: expected pronk's kernels for the layers of {config.family}, "
+                f"kernels: expected pronk's kernels for the recurrent layers of {config.family}, "
                 f"found {self}; use kernels='auto', device='cpu'"
             )
             raise OptionError(msg)

@@ -221,7 +221,20 @@ class TorchProgram(Program):
         raise NotImplementedError
 
     def layer_inputs(self, decoder: Any) -> None:
-        raise NotImplementedError
+        inputs = decoder.layer_inputs
+        config = decoder.config
+        self.linear(inputs.projection, to="B", output=OutputRange(config.hidden_size**-0.5))
+        size = config.layer_input_size
+        scale = float(np.asarray(size**0.5).astype(self.dtype))
+        normalize = self._norm(inputs.norm)
+
+        def run(state: TorchPass) -> None:
+            projected = normalize(state.buffers["B"].unflatten(-1, (-1, size)))
+            rows = to_tensor(inputs.rows(state.batch.tokens)).to(self.device, projected.dtype)
+            embedded = rows.unflatten(-1, (-1, size)) * scale
+            state.buffers["inputs"] = (projected + embedded) * 2**-0.5
+
+        self._ops.append(run)
 
     def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         repeats = width // heads if gates == "scores" else 1
@@ -246,8 +259,6 @@ class TorchProgram(Program):
         output: OutputRange | None = None,
         layer_input: int | None = None,
     ) -> None:
-        if layer_input is not None:
-            raise NotImplementedError
         factor, limit = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
@@ -259,6 +270,8 @@ class TorchProgram(Program):
                 x = x[torch.tensor(list(state.batch.logits_rows), device=x.device)]
             x = normalize(x)
             y = multiply(linear, x.float() if to == "scores" else x, activate, state)
+            if layer_input is not None:
+                y = y * state.buffers["inputs"][:, layer_input]
             y = y if factor == 1.0 else y * factor
             y = limit * torch.tanh(y / limit) if limit else y
             state.buffers[to] = state.buffers[to] + y if residual else y
@@ -291,13 +304,13 @@ class TorchProgram(Program):
     def route(
         self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
     ) -> None:
-        if expert_scale is not None:
-            raise NotImplementedError
+        scale = None if expert_scale is None else to_tensor(expert_scale).to(self.device)
         added = None if correction is None else to_tensor(correction).to(self.device)
 
         def run(state: TorchPass) -> None:
             outputs = state.buffers["scores"]
-            chosen, state.buffers["shares"] = choose_experts(outputs, mixture, added)
+            chosen, shares = choose_experts(outputs, mixture, added)
+            state.buffers["shares"] = shares if scale is None else shares * scale[chosen]
             # Pairs of a row and an expert, in the order of the experts.
             expert, order = chosen.flatten().sort(stable=True)
             state.buffers["pair_rows"] = order // mixture.per_row

@@ -18,13 +18,17 @@ from drafting.drafting import Asked, Watched, assert_no_blocks, assert_plain, sa
 from drafting.from_target.trained_eagle import bigram_decoder, copying_folder
 from engine.cases import step_until_ended, total
 from models.test_loader import load
+from models.test_quantized_loading import warned
 from pronk import LLM, SamplingParams
+from pronk.base.arrays import DTYPES
 from pronk.base.errors import CheckpointError, OptionError
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.drafting import Proposer, make_drafter
 from pronk.drafting.from_target._eagle_runner import EagleRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from quantized_formats import FORMATS as FORMATS_OF_WEIGHTS
+from quantized_formats import edit_config, read_tensors, write_quantized, write_tensors
 from recurrent_models import (
     BLOCKS,
     FAMILIES,
@@ -192,6 +196,56 @@ def test_quantized_files(
     assert attention.startswith("int8" if kinds == "Q8_0" else "int4")
 
 
+@pytest.mark.parametrize("form", ["gptq-4", "awq", "packed-8-channel", "fp8-block"])
+def test_a_plain_block_of_a_quantized_model(
+    form: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """As in checkpoints to which the block of the original was added."""
+    sizes = BLOCKS | {"linear_num_value_heads": 8}  # a multiple of 8, as AWQ demands
+    folder = with_mtp(checkpoint("qwen3_5_text", **sizes), tmp_path / "folder")
+    with warned(FORMATS_OF_WEIGHTS[form]):
+        quantized, _ = write_quantized(folder, tmp_path, FORMATS_OF_WEIGHTS[form])
+        restore_block(quantized, folder, "mtp.")
+        engine = open_model(quantized)
+    drafter = bind(engine)
+    decode(engine, drafter, PROMPTS[:1])
+    assert head_of(drafter).fc.packed.format == "float32"
+    assert head_of(drafter).layers[0].up.packed.format == "float32"
+
+
+def test_a_quantized_block(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = with_mtp(checkpoint("qwen3_5_text", **BLOCKS), tmp_path / "folder")
+    kind = FORMATS_OF_WEIGHTS["packed-8-channel"]
+    quantized, _ = write_quantized(folder, tmp_path, kind)
+    edit_config(quantized, quantization_config=kind.config | {"ignore": ["lm_head", "re:mtp.fc"]})
+    engine = open_model(quantized)
+    drafter = bind(engine)
+    decode(engine, drafter, PROMPTS[:1])
+    assert head_of(drafter).fc.packed.format == "float32"
+    assert head_of(drafter).layers[0].up.packed.format.startswith("int8")
+
+
+def restore_block(folder: Path, original: Path, prefix: str) -> None:
+    """Replace the tensors that begin with ``prefix`` by those of the original checkpoint."""
+    stored = read_tensors(folder)
+    kept = {name: each for name, each in stored.items() if not name.startswith(prefix)}
+    plain = read_tensors(original)
+    kept |= {name: each for name, each in plain.items() if name.startswith(prefix)}
+    write_tensors(folder, kept)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "block"), [("bfloat16", "plain", "int4"), ("float32", "int4", "plain")]
+)
+def test_weights_of_other_precision(dtype: str, target: str, block: str, files: Files) -> None:
+    path = files.folder(**RIGHT)
+    decoder = load(path, kernels=kernels(), dtype=DTYPES[dtype], weights=target)
+    engine = make_engine(decoder, folder=path)
+    drafter = bind(engine, f"mtp(weights={block!r}, draft_vocab=200)")
+    requests = decode(engine, drafter, PROMPTS)
+    assert total(requests, "accepted") > 0.2 * total(requests, "generated_tokens")
+
+
 def test_a_preempted_request_and_samples(files: Files) -> None:
     engine = open_model(files.folder(**RIGHT), max_batch=2, share_prefixes=True)
     drafter = bind(engine)
@@ -285,7 +339,7 @@ def test_rows_of_a_trimmed_head_are_those_of_the_target(files: Files) -> None:
 def test_all_rows_draft_what_the_whole_head_drafts(shape: str, files: Files) -> None:
     engine = open_model(files.folder(**RIGHT))
     trees = []
-    for vocab in ("None", "300", "32768"):
+    for vocab in (300, 32768):
         drafter = bind(engine, f"mtp(draft_vocab={vocab}, {SHAPES[shape]})")
         assert head_of(drafter).draft_ids is None
         requests = decode(engine, drafter, PROMPTS, temperature=0.8)
@@ -293,7 +347,7 @@ def test_all_rows_draft_what_the_whole_head_drafts(shape: str, files: Files) -> 
     one_less = bind(engine, f"mtp(draft_vocab=299, {SHAPES[shape]})")
     requests = decode(engine, one_less, PROMPTS, temperature=0.8)
     assert len(head_of(one_less).draft_ids) == 299
-    assert trees[0] == trees[1] == trees[2]
+    assert trees[0] == trees[1]
 
 
 def test_tokens_of_the_users_texts(files: Files, tmp_path: Path) -> None:
@@ -320,8 +374,9 @@ def test_tokens_of_the_users_texts(files: Files, tmp_path: Path) -> None:
         make_drafter("mtp(draft_vocab=9, draft_text='nothing')").bind(engine.target)
 
 
-def test_eagle3_heads_are_trimmed_alike() -> None:
-    engine = make_engine(bigram_decoder())
+@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+def test_eagle3_heads_are_trimmed_alike(packed: bool) -> None:
+    engine = make_engine(bigram_decoder(packed=packed))
     drafter = bind(engine, f"eagle3(model={copying_folder()!r}, draft_vocab=40)")
     requests = [make_request([1, 2, 3], SamplingParams(max_tokens=20), drafter)]
     run(engine, requests)

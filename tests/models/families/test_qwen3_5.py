@@ -343,7 +343,7 @@ def test_a_missing_tensor_is_named(checkpoint: MakeCheckpoint, tmp_path: Path) -
 
 @pytest.mark.parametrize("options", [{"kernels": "torch"}, {"device": "cuda"}])
 def test_torch_is_refused(options: dict[str, Any], checkpoint: MakeCheckpoint) -> None:
-    expected = r"kernels: expected pronk's kernels for the layers of qwen3_5_text, found "
+    expected = r"kernels: expected pronk's kernels for the recurrent layers of qwen3_5_text, found "
     with pytest.raises(OptionError, match=expected) as caught:
         LLM(checkpoint("qwen3_5_text"), **options)
     assert "\n" not in str(caught.value)

@@ -55,6 +55,7 @@ from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
+_MAX_VOCAB = 1 << 20  # no model has more tokens
 # folder of the heads that come with pronk, each in a folder with a model card
 _PACKAGED = Path(__file__).parents[2] / "heads"
 
@@ -74,8 +75,8 @@ class Eagle3(Drafter):
             trees only.
         weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for
             :class:`~pronk.llm.LLM`.
-        draft_vocab: maximum number of tokens that are drafted, the most frequent ones; ``None``:
-            all that the head can propose.
+        draft_vocab: maximum number of tokens that are drafted, the most frequent ones of those that
+            the head can propose, 1..1048576.
         draft_text: text file, or folder of files ``*.txt``, whose tokens are the most frequent
             ones; ``None``: frequent tokens are the first ones of the tokenizer.
     """
@@ -87,7 +88,7 @@ class Eagle3(Drafter):
     num_nodes: int | None = None
     beam: int = 4
     weights: str = "plain"
-    draft_vocab: int | None = 32768
+    draft_vocab: int = 32768
     draft_text: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,8 +99,7 @@ class Eagle3(Drafter):
             check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
         check_integer(f"{self.name}: beam", self.beam, 1, 16)
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
-        if self.draft_vocab is not None:
-            check_integer(f"{self.name}: draft_vocab", self.draft_vocab, 1)
+        check_integer(f"{self.name}: draft_vocab", self.draft_vocab, 1, _MAX_VOCAB)
         check_path(f"{self.name}: draft_text", self.draft_text)
 
     def as_chains(self) -> Self:
@@ -148,7 +148,7 @@ class Eagle3(Drafter):
     def _trim(self, head: EagleHead, target: Target) -> None:
         """Limit a head to ``draft_vocab`` tokens."""
         tokens = head.tokens
-        if self.draft_vocab is None or len(tokens) <= self.draft_vocab:
+        if len(tokens) <= self.draft_vocab:
             return
         tokenizer = target.tokenizer
         counts = Counter[int]()
@@ -168,8 +168,9 @@ class Eagle3(Drafter):
 class Mtp(Eagle3):
     """Options of MTP: those of :class:`Eagle3`.
 
-    ``model`` is a folder, a Hub id, or a GGUF file. ``None`` is the head in the target's own
-    checkpoint, or of a GGUF file a file ``mtp-*.gguf`` beside it.
+    Attributes:
+        model: folder, Hub id or GGUF file with a head. ``None`` is the head in the target's own
+            folder or file, or for a GGUF file the head in a file ``mtp-*.gguf`` beside it.
     """
 
     name = "mtp"

@@ -62,8 +62,7 @@ class Suffix(Drafter):
             always allowed.
         store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0
             disables the store.
-        store: file that keeps the store across processes, in the format of ``_suffix_store.py``, or
-            ``None``.
+        store: file of JSON lines that keeps the store across processes, or ``None``.
     """
 
     name = "suffix"

@@ -64,7 +64,9 @@ class DraftRunner:
         runner: the draft model with its KV pool.
         translation: maps between the vocabularies of target and draft.
         context_length: context length of the draft model, in tokens.
-        relative_size: size of the draft model divided by that of the target.
+        relative_size: bytes of the weight matrices that a forward pass of the draft model reads,
+            divided by those of the target. A draft token is expected to cost this part of a forward
+            pass of the target until passes of the draft model have been measured.
         max_unread: most tokens that are read before the first draft token; ``None`` for all of
             them.
         keeps_drafts: whether the rows of accepted draft tokens are used for the text. False if they

@@ -35,7 +35,8 @@ MAX_COUNTED = 64
 class TimedRunner(Protocol):
     """Runner of a drafter's model, with the measured costs of its forward passes.
 
-    ``relative_size`` is the model's size divided by the target's.
+    ``relative_size`` is the number of bytes of weight matrices that a forward pass reads, divided
+    by the target's.
     """
 
     target: Target

@@ -29,7 +29,7 @@ from pronk.models.config_reader import ConfigReader, llama_like
 from pronk.models.family import GGUF_NAMES, OUTPUT_NORM_NAMES, Family, GgufArchitecture
 from pronk.models.gguf_reader import GgufReader
 
-# The number of a layer in ``per_layer_config`` may have these sizes.
+# Sizes of a layer in ``per_layer_config``.
 _LAYER_KEYS = frozenset({"head_dim", "num_key_value_heads"})
 
 
@@ -95,17 +95,27 @@ def _layer_sizes(keys: ConfigReader, layer: int, window: int | None) -> tuple[in
         tied = keys.flag("attention_k_eq_v")
         full_heads = keys.integer("num_global_key_value_heads", kv_heads) if tied else kv_heads
         return full_heads, keys.integer("global_head_dim", high=MAX_HEAD_DIM)
-    key = f"per_layer_config: {layer}"
-    own = keys.mapping("per_layer_config").get(str(layer), {})
-    if not isinstance(own, dict) or not _LAYER_KEYS.issuperset(own):
-        expected = " and ".join(sorted(_LAYER_KEYS))
-        refuse_config(f"{key}: expected {expected}, found {own!r:.80}")
-    label = f"config.json: {key}"
-    kv_heads = check_integer(label, own.get("num_key_value_heads", kv_heads), 1, error=ConfigError)
-    head_dim = check_integer(
-        label, own.get("head_dim", head_dim), 1, MAX_HEAD_DIM, error=ConfigError
-    )
-    return kv_heads, head_dim
+    own = _own_sizes(keys).get(layer, {})
+    return own.get("num_key_value_heads", kv_heads), own.get("head_dim", head_dim)
+
+
+def _own_sizes(keys: ConfigReader) -> dict[int, dict[str, int]]:
+    """Return the sizes of layers in ``per_layer_config``, by the number of the layer.
+
+    The numbers are written with leading zeros: ``{"05": {"head_dim": 512}}``.
+    """
+    found = dict[int, dict[str, int]]()
+    for number, sizes in keys.mapping("per_layer_config").items():
+        label = f"per_layer_config: {number:.40}"
+        if not number.isdecimal():
+            refuse_config(f"{label}: expected the number of a layer, found a name")
+        if not isinstance(sizes, dict) or not _LAYER_KEYS.issuperset(sizes):
+            expected = " and ".join(sorted(_LAYER_KEYS))
+            refuse_config(f"{label}: expected {expected}, found {sizes!r:.80}")
+        for name, size in sizes.items():
+            check_integer(f"config.json: {label}: {name}", size, 1, MAX_HEAD_DIM, error=ConfigError)
+        found[int(number)] = sizes
+    return found
 
 
 def _shapes(

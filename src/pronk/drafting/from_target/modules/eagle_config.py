@@ -32,6 +32,8 @@ from pronk.models.loader import Fingerprint
 
 EAGLE_KINDS = ("eagle3", "mtp")
 _LAYER_NAME = re.compile(r"layers\.(\d{1,9})\.")  # beginning of the names of a layer's tensors
+# Last parts of the names of tensors that are not quantized; the last two are those of experts.
+_PLAIN_TENSORS = frozenset(("weight", "bias", "gate_up_proj", "down_proj"))
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 
 # Keys of a decoder's configuration: those that are read, and those that do not change what a head
@@ -167,7 +169,11 @@ class EagleConfig:
         found = {names.canonical(name) for name in stored}
         attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]
         like = target.for_context(None).layers_like(attention[-1])
-        layers = _as_stored(like, names, found, tied=False)
+        own = {name for name in found if not names.ignored.fullmatch(name)}
+        # Quantized checkpoints may have a head that is not quantized, also without saying so.
+        kinds = {name.rpartition(".")[2] for name in own}
+        quantization = None if kinds <= _PLAIN_TENSORS else like.quantization
+        layers = _as_stored(like, names, found, tied=False, quantization=quantization)
         return cls(
             "mtp",
             layers,
