@@ -433,7 +433,7 @@ _DRAFTERS = (
     ),
     Fault(
         "the counts of earlier runs are ignored",
-        "drafting/acceptance_stats.py",
+        "drafting/acceptance_file.py",
         "        return cls(_read(path, fingerprint), path, fingerprint)\n",
         "        return cls(AcceptanceStats(), path, fingerprint)\n",
         "drafting/test_acceptance_file.py",
