@@ -135,6 +135,27 @@ _CACHE = (
         "engine/test_adapters.py",
     ),
     Fault(
+        "the correction of a router also changes the weights of experts",
+        "torch/program.py",
+        "        weights = taken.sigmoid()\n",
+        "        weights = _rank_experts(outputs, mixture, correction).gather(-1, chosen)\n",
+        "torch/test_kernels.py",
+    ),
+    Fault(
+        "a router's choice is not limited to the best groups of experts",
+        "models/kernel_program.py",
+        "        op.groups = mixture.groups\n",
+        "        op.groups = 1\n",
+        "kernels/test_experts.py",
+    ),
+    Fault(
+        "the scaling factor of a router is lost",
+        "models/kernel_program.py",
+        "        op.scale = mixture.scale\n",
+        "",
+        "kernels/test_experts.py",
+    ),
+    Fault(
         "a token leaves the sliding window one step too early",
         "kernels/csrc/attention.inc",
         "> first_held ? row->position - op->window + 1",
@@ -348,6 +369,48 @@ _DRAFTERS = (
         "drafting/from_target/test_eagle3.py",
     ),
     Fault(
+        "tokens that a module skips keep KV slots, whose rows other requests then reuse",
+        "drafting/shared/draft_cache.py",
+        "        self.pool.release_before(self.block_table, position)\n",
+        "",
+        "drafting/shared/test_draft_cache.py",
+    ),
+    Fault(
+        "an MTP block reads the hidden state before the embedding",
+        "drafting/from_target/modules/eagle.py",
+        "        part = 0 if names.embedding_first else 1\n",
+        "        part = 1 if names.embedding_first else 0\n",
+        "drafting/from_target/test_mtp.py::test_drafts_equal_the_formulas",
+    ),
+    Fault(
+        "the MTP block of a mixture has the MLP of a dense model",
+        "checkpoint/config.py",
+        "    return replace(kind, layers=(True,) * count)\n",
+        "    return None\n",
+        "drafting/from_target/test_mtp.py::test_drafts_equal_the_formulas",
+    ),
+    Fault(
+        "alternative names of the MTP block's tensors are those of the model's layers",
+        "models/inventory.py",
+        "[name for name in canonical if not names.ignored.fullmatch(name)]",
+        "[*canonical]",
+        "models/test_recurrent.py::test_names_of_published_checkpoints",
+    ),
+    Fault(
+        "a copied row of a packed matrix has the lanes of the row before",
+        "kernels/weights.py",
+        "        taken = lanes[numbers, :, :, rows % 16]\n",
+        "        taken = lanes[numbers, :, :, (rows - 1) % 16]\n",
+        "kernels/test_weights.py::test_chosen_outputs",
+    ),
+    Fault(
+        "a trimmed head drafts rows by their number instead of their token",
+        "drafting/from_target/modules/eagle.py",
+        "        self.draft_ids = self.tokens[rows]\n",
+        "        self.draft_ids = np.arange(len(rows), dtype=np.int32)\n",
+        "drafting/from_target/test_mtp.py::test_a_trimmed_head_drafts_its_tokens_only",
+    ),
+    Fault(
         "draft tokens are rotated by their number instead of their depth",
         "models/forward_batch.py",
         "np.asarray(entry.tree.depths[entry.num_computed :], np.int64)",
@@ -450,7 +513,73 @@ _FILES = (
     ),
 )
 
+_GEMMA4 = (
+    Fault(
+        "a layer reads the keys of the last but one layer of its kind",
+        "models/families/gemma4.py",
+        "reads=last[window])\n",
+        "reads=last[window] - 2)\n",
+        "models/families/test_gemma4.py::test_200_greedy_tokens_equal_transformers",
+    ),
+    Fault(
+        "all rows of a pass have the layer embeddings of its first token",
+        "kernels/csrc/ops.inc",
+        "load_table_row(op, p->tokens[r], width, embedded);",
+        "load_table_row(op, p->tokens[0], width, embedded);",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "layers with a window have the rotations of full attention",
+        "models/families/gemma4.py",
+        'keys.number("rope.freq_base_swa", 10000.0, bound=1)',
+        'keys.number("rope.freq_base", 10000.0, bound=1)',
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "the factor of a layer's output is left out",
+        "models/decoder.py",
+        "            program.norm(None, scale=float(self.scalar[0]))\n",
+        "            pass\n",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "values have no norm",
+        "models/decoder.py",
+        "        if config.value_norm:\n",
+        "        if config.value_norm and config.is_plain:\n",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "factors of experts are left out",
+        "models/kernel_program.py",
+        "op.expert_scale = self._keep_alive(expert_scale)",
+        "op.expert_scale = self._keep_alive(None)",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "layers that read the keys of others count as memory of the cache",
+        "cache/layout.py",
+        "filter(config.stores_keys, range(config.num_layers))",
+        "filter(config.has_attention, range(config.num_layers))",
+        "models/families/test_gemma4.py::test_pools_have_the_shapes_of_their_layers",
+    ),
+    Fault(
+        "moved rows have the size of the heads of the first layer",
+        "cache/paged.py",
+        "                    shape = config.shape_of(layer)\n                    kinds",
+        "                    shape = config.shape_of(0)\n                    kinds",
+        "engine/test_equality.py::test_other_models",
+    ),
+)
+
 _TEXTS = (
+    Fault(
+        "strings may escape letters where names are not excluded by expressions",
+        "text/json_schema/translation.py",
+        "            has_control_escapes=self._names_by_pattern,\n",
+        "            has_control_escapes=not self.intersects_open_names,\n",
+        "text/json_schema/test_relax.py::test_names_stay_exact_without_a_control_character",
+    ),
     Fault(
         "a stop string that spans tokens is printed in part",
         "text/stream.py",
@@ -509,6 +638,13 @@ _SERVER = (
         "                    if size > limit:\n",
         '                    if size > limit and length != b"0":\n',
         "server/test_limits.py",
+    ),
+    Fault(
+        "the messages of a body are freed in one call",
+        "server/protocol/request.py",
+        "            info.context.append(body)\n",
+        "            info.context[:] = [body]\n",
+        "server/test_garbage.py::test_bodies_are_freed_in_slices",
     ),
     Fault(
         "the header of ignored fields is missing on streams",
@@ -657,6 +793,7 @@ FAULTS = (
     *_SCHEDULER,
     *_DRAFTERS,
     *_FILES,
+    *_GEMMA4,
     *_TEXTS,
     *_SERVER,
     *_COMMANDS,

@@ -2,7 +2,8 @@
 
 The families are Qwen3.5 (``qwen3_5_text``), its mixtures (``qwen3_5_moe_text``) and Qwen3-Next
 (``qwen3_next``). :class:`RecurrentOracle` is independent of pronk's code and of transformers'
-chunks. :func:`write_gguf` writes the tensors that llama.cpp's converter writes; the orders and
+chunks. :class:`MtpOracle` computes the MTP block that :func:`with_mtp` adds to a checkpoint, by the
+formulas of vLLM's ``qwen3_5_mtp.py``; transformers has none. :func:`write_gguf` writes the tensors that llama.cpp's converter writes; the orders and
 transforms are those of ``conversion/qwen.py`` in llama.cpp b11434.
 """
 
@@ -11,6 +12,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +140,42 @@ class RecurrentOracle:
 
     def step(self, state: State, token: int) -> Double:
         """Append a token to ``state``; return the logits after it, ``[vocab]``."""
-        x = self.tensors["model.embed_tokens.weight"][token]
-        for layer, kind in enumerate(self.kinds):
-            prefix = f"model.layers.{layer}."
-            h = self._norm(x, f"{prefix}input_layernorm.weight")
-            if kind == "linear_attention":
-                x = x + self._recur(state, layer, h)
-            else:
-                x = x + self._attend(state, layer, h)
-            h = self._norm(x, f"{prefix}post_attention_layernorm.weight")
-            if f"{prefix}mlp.gate.weight" in self.tensors:
-                x = x + self._mix(f"{prefix}mlp.", h)
-            else:
-                x = x + self._mlp(f"{prefix}mlp.", h)
-        x = self._norm(x, "model.norm.weight")
+        return self.unembed(self.hidden(state, token))
+
+    def embed(self, token: int) -> Double:
+        """Return the embedding of a token, ``[hidden]``."""
+        return self.tensors["model.embed_tokens.weight"][token]
+
+    def unembed(self, x: Double) -> Double:
+        """Return the logits ``[vocab]`` of the output ``x`` of the final norm, ``[hidden]``."""
         head = "model.embed_tokens.weight" if self.raw["tie_word_embeddings"] else "lm_head.weight"
         return self.tensors[head] @ x
 
-    def _norm(self, x: Double, name: str, *, offset: float = 1.0) -> Double:
+    def hidden(self, state: State, token: int) -> Double:
+        """Append a token to ``state``; return the output of the final norm, ``[hidden]``."""
+        x = self.embed(token)
+        for layer, kind in enumerate(self.kinds):
+            x = self.run_layer(state, layer, f"model.layers.{layer}.", x, kind)
+        return self.norm(x, "model.norm.weight")
+
+    def run_layer(
+        self, state: State, layer: int, prefix: str, x: Double, kind: str = "full_attention"
+    ) -> Double:
+        """Return the output of a layer for the next token, ``[hidden]``.
+
+        ``layer`` is the number of its keys and values or matrices in ``state``.
+        """
+        h = self.norm(x, f"{prefix}input_layernorm.weight")
+        if kind == "linear_attention":
+            x = x + self._recur(state, layer, h)
+        else:
+            x = x + self._attend(state, layer, f"{prefix}self_attn.", h)
+        h = self.norm(x, f"{prefix}post_attention_layernorm.weight")
+        if f"{prefix}mlp.gate.weight" in self.tensors:
+            return x + self._mix(f"{prefix}mlp.", h)
+        return x + self._mlp(f"{prefix}mlp.", h)
+
+    def norm(self, x: Double, name: str, *, offset: float = 1.0) -> Double:
         """Return the RMS norm of the last axis, times ``offset`` plus a weight."""
         mean = (x * x).mean(-1, keepdims=True)
         normed: Double = x / np.sqrt(mean + self.raw["rms_norm_eps"])
@@ -191,7 +211,7 @@ class RecurrentOracle:
             matrix += np.outer(key, change)
             state.matrices[layer][head] = matrix
             outputs[head] = matrix.T @ query
-        normed = self._norm(outputs, f"{prefix}norm.weight", offset=0.0)
+        normed = self.norm(outputs, f"{prefix}norm.weight", offset=0.0)
         gated = normed * silu(gate.reshape(value_heads, value_dim))
         return self.tensors[f"{prefix}out_proj.weight"] @ gated.reshape(-1)
 
@@ -221,9 +241,8 @@ class RecurrentOracle:
         mixed = np.concatenate([q, k, v])
         return mixed, z, numbers[:, 0].reshape(-1), numbers[:, 1].reshape(-1)
 
-    def _attend(self, state: State, layer: int, h: Double) -> Double:
+    def _attend(self, state: State, layer: int, prefix: str, h: Double) -> Double:
         raw = self.raw
-        prefix = f"model.layers.{layer}.self_attn."
         heads = raw["num_attention_heads"]
         kv_heads = raw["num_key_value_heads"]
         size = raw["head_dim"]
@@ -231,8 +250,8 @@ class RecurrentOracle:
         both = (self.tensors[f"{prefix}q_proj.weight"] @ h).reshape(heads, 2, size)
         keys = (self.tensors[f"{prefix}k_proj.weight"] @ h).reshape(kv_heads, size)
         values = (self.tensors[f"{prefix}v_proj.weight"] @ h).reshape(kv_heads, size)
-        queries = self._rotate(self._norm(both[:, 0], f"{prefix}q_norm.weight"), position)
-        state.keys[layer].append(self._rotate(self._norm(keys, f"{prefix}k_norm.weight"), position))
+        queries = self._rotate(self.norm(both[:, 0], f"{prefix}q_norm.weight"), position)
+        state.keys[layer].append(self._rotate(self.norm(keys, f"{prefix}k_norm.weight"), position))
         state.values[layer].append(values)
         outputs = np.empty((heads, size))
         for head in range(heads):
@@ -273,6 +292,88 @@ class RecurrentOracle:
         for expert in chosen:
             mixed = mixed + chances[expert] / total * self._mlp(f"{prefix}experts.{expert}.", h)
         return mixed
+
+
+_BLOCK = -1  # number of the MTP block's keys and values in a state
+
+
+class MtpOracle:
+    """The drafts of the MTP block in a checkpoint of :data:`FAMILIES`, row by row, in float64.
+
+    A row has the target's output of the final norm at a position, or the block's own output in the
+    row before, and the embedding of the next token. The output of a row predicts the token after
+    that one.
+
+    Args:
+        folder: the checkpoint, as that of :class:`RecurrentOracle`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.target = RecurrentOracle(folder)
+        self._block = State()
+        self._output: Double = np.zeros(0)
+
+    def begin(self, text: Sequence[int]) -> None:
+        """Read a text of two or more tokens."""
+        target = self.target
+        state = target.start()
+        self._block = State(keys={_BLOCK: []}, values={_BLOCK: []})
+        for token, following in pairwise(text):
+            self._add_row(target.hidden(state, token), following)
+
+    def add(self, token: int) -> None:
+        """Append a draft token."""
+        self._add_row(self._output, token)
+
+    def logits(self) -> Double:
+        """Return the logits ``[vocab]`` after the text and its draft tokens."""
+        return self.target.unembed(self._output)
+
+    def _add_row(self, hidden: Double, token: int) -> None:
+        target = self.target
+        embedding = target.norm(target.embed(token), "mtp.pre_fc_norm_embedding.weight")
+        previous = target.norm(hidden, "mtp.pre_fc_norm_hidden.weight")
+        x = target.tensors["mtp.fc.weight"] @ np.concatenate([embedding, previous])
+        x = target.run_layer(self._block, _BLOCK, "mtp.layers.0.", x)
+        self._output = target.norm(x, "mtp.norm.weight")
+
+
+def with_mtp(folder: Path, target: Path, *, calm: float = 1.0, noise: float = 1.0) -> Path:
+    """Write a copy of a checkpoint of :data:`FAMILIES` with an MTP block.
+
+    Args:
+        folder: the checkpoint, in one safetensors file.
+        target: output folder.
+        calm: factor of what the layers add to the embedding. With a small one, the next token
+            depends mostly on the last one.
+        noise: factor of what the block adds to the embedding of its token. With a small one and
+            little ``calm``, most draft tokens are right.
+    """
+    raw = json.loads((folder / "config.json").read_text())
+    tensors: dict[str, Single] = load_file(folder / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            tensors[name] = weight * np.float32(calm)
+    copied = f"model.layers.{raw['layer_types'].index('full_attention')}."
+    block: dict[str, Single] = {}
+    for name, weight in tensors.items():
+        if name.startswith(copied):
+            # rows in another order, so that the block differs from the layer
+            block[name.replace(copied, "mtp.layers.0.")] = np.roll(weight, 3, axis=-1)
+    for name, weight in block.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            block[name] = weight * np.float32(noise / calm)
+    hidden = raw["hidden_size"]
+    dice = np.random.default_rng(0)
+    mixing = dice.standard_normal((hidden, hidden)).astype(np.float32) * np.float32(hidden**-0.5)
+    block["mtp.fc.weight"] = np.hstack([np.eye(hidden, dtype=np.float32), noise * mixing])
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        block[f"mtp.{name}.weight"] = dice.uniform(-0.3, 0.3, hidden) * noise
+    block["mtp.norm.weight"] = tensors["model.norm.weight"].copy()
+    shutil.copytree(folder, target)
+    stored = {name: weight.astype(np.float32) for name, weight in (tensors | block).items()}
+    save_file(stored, target / "model.safetensors")
+    return target
 
 
 def sigmoid(x: Any) -> Any:
@@ -345,10 +446,13 @@ def write_gguf(
     twin: Path | None = None,
     fused_experts: bool = False,
     older: bool = False,
-    next_layer: bool = False,
+    only_mtp: bool = False,
     tokenizer: tokenizers.Tokenizer | None = None,
 ) -> Path:
     """Write a checkpoint of :data:`FAMILIES` as a GGUF file, as llama.cpp's converter does.
+
+    The MTP block of :func:`with_mtp` becomes a layer behind the others, which ``block_count``
+    counts.
 
     Args:
         folder: checkpoint in one safetensors file, with the names that transformers writes.
@@ -360,29 +464,33 @@ def write_gguf(
         fused_experts: write the gate and up projections of all experts as one tensor.
         older: as files of early 2026: ``full_attention_interval`` alone says which layers are
             recurrent, and the gate of the shared expert is a vector.
-        next_layer: add a layer that predicts the token after the next one, with random weights.
-            ``block_count`` counts it, as in published files.
+        only_mtp: write the MTP block, the embedding, the final norm and the LM head only, as the
+            converter does with ``--mtp``.
         tokenizer: a byte-level BPE; ``None``: the tokenizer of the folder.
     """
     raw = json.loads((folder / "config.json").read_text())
     tensors: dict[str, Single] = load_file(folder / "model.safetensors")
     arch = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
     writer = gguf.GGUFWriter(path, arch[raw["model_type"]])
-    _write_keys(writer, raw, older=older, next_layer=next_layer)
+    has_mtp = "mtp.fc.weight" in tensors
+    _write_keys(writer, raw, older=older, has_mtp=has_mtp)
     if tokenizer is None:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     write_bytes_bpe(writer, tokenizer, "qwen35")
     written = {name: weight.copy() for name, weight in tensors.items()}
+    layers = raw["num_hidden_layers"]
     for seed, piece in enumerate(pieces(raw, tensors)):
+        if only_mtp and piece.name.startswith("blk.") and f"blk.{layers}." not in piece.name:
+            continue
         values = piece.take(tensors[piece.source])
         if older and piece.name.endswith("ffn_gate_inp_shexp.weight"):
             writer.add_tensor(piece.name, values[0])
             continue
         piece.put_back(_add(writer, piece.name, values, kinds, seed), written[piece.source])
     if "num_experts" in raw:
-        _write_experts(writer, raw, tensors, written, kinds, fused=fused_experts)
-    if next_layer:
-        _write_next_layer(writer, raw)
+        first = layers if only_mtp else 0
+        for layer in range(first, layers + has_mtp):
+            _write_experts(writer, raw, tensors, written, kinds, layer, fused=fused_experts)
     finish(writer)
     if twin is not None:
         twin.mkdir()
@@ -400,8 +508,18 @@ def pieces(raw: Mapping[str, Any], tensors: Mapping[str, Single]) -> list[Piece]
     ]
     if not raw["tie_word_embeddings"]:
         found.append(_whole("output.weight", "lm_head.weight", tensors))
-    for layer, kind in enumerate(raw["layer_types"]):
-        prefix = f"model.layers.{layer}."
+    kinds = [*raw["layer_types"]]
+    if "mtp.fc.weight" in tensors:
+        kinds.append("full_attention")
+        nextn = f"blk.{raw['num_hidden_layers']}.nextn."
+        found += [
+            _whole(f"{nextn}eh_proj.weight", "mtp.fc.weight", tensors),
+            _gain(f"{nextn}enorm.weight", "mtp.pre_fc_norm_embedding.weight", tensors),
+            _gain(f"{nextn}hnorm.weight", "mtp.pre_fc_norm_hidden.weight", tensors),
+            _gain(f"{nextn}shared_head_norm.weight", "mtp.norm.weight", tensors),
+        ]
+    for layer, kind in enumerate(kinds):
+        prefix = _prefix(raw, layer)
         blk = f"blk.{layer}."
         found += [
             _gain(f"{blk}attn_norm.weight", f"{prefix}input_layernorm.weight", tensors),
@@ -429,6 +547,11 @@ def pieces(raw: Mapping[str, Any], tensors: Mapping[str, Single]) -> list[Piece]
             gate = f"{prefix}mlp.shared_expert_gate.weight"
             found.append(_whole(f"{blk}ffn_gate_inp_shexp.weight", gate, tensors))
     return found
+
+
+def _prefix(raw: Mapping[str, Any], layer: int) -> str:
+    """Return the beginning of the names of a layer's tensors; the MTP block follows the layers."""
+    return f"model.layers.{layer}." if layer < raw["num_hidden_layers"] else "mtp.layers.0."
 
 
 def _whole(name: str, source: str, tensors: Mapping[str, Single]) -> Piece:
@@ -556,58 +679,29 @@ def _write_experts(
     tensors: Mapping[str, Single],
     written: dict[str, Single],
     kinds: str | Mapping[str, str],
+    layer: int,
     *,
     fused: bool,
 ) -> None:
-    """Write the tensors of all experts, and their values into ``written``."""
+    """Write the tensors of all experts of a layer, and their values into ``written``."""
     groups = {"gate_up": ("gate", "up"), "down": ("down",)}
     if not fused:
         groups = {name: (name,) for name in ("gate", "up", "down")}
-    for layer in range(raw["num_hidden_layers"]):
-        for number, (theirs, ours) in enumerate(groups.items()):
-            names = [
-                [f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight" for name in ours]
-                for expert in range(raw["num_experts"])
-            ]
-            stack = np.stack([np.concatenate([tensors[name] for name in each]) for each in names])
-            seed = 1000 + 10 * layer + number
-            found = _add(writer, f"blk.{layer}.ffn_{theirs}_exps.weight", stack, kinds, seed)
-            for each, values in zip(names, found, strict=True):
-                for name, part in zip(each, np.split(values, len(each)), strict=True):
-                    written[name] = np.ascontiguousarray(part)
-
-
-def _write_next_layer(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
-    """Write random tensors of a layer that predicts the token after the next one."""
-    hidden = raw["hidden_size"]
-    size = raw["num_attention_heads"] * raw["head_dim"]
-    kv_size = raw["num_key_value_heads"] * raw["head_dim"]
-    width = raw["intermediate_size"]
-    dice = np.random.default_rng(0)
-    shapes = {
-        "nextn.eh_proj": (hidden, 2 * hidden),
-        "nextn.enorm": (hidden,),
-        "nextn.hnorm": (hidden,),
-        "nextn.shared_head_norm": (hidden,),
-        "attn_norm": (hidden,),
-        "post_attention_norm": (hidden,),
-        "attn_q": (2 * size, hidden),
-        "attn_k": (kv_size, hidden),
-        "attn_v": (kv_size, hidden),
-        "attn_output": (hidden, size),
-        "attn_q_norm": (raw["head_dim"],),
-        "attn_k_norm": (raw["head_dim"],),
-        "ffn_gate": (width, hidden),
-        "ffn_up": (width, hidden),
-        "ffn_down": (hidden, width),
-    }
-    for name, shape in shapes.items():
-        values = dice.standard_normal(shape).astype(np.float32)
-        writer.add_tensor(f"blk.{raw['num_hidden_layers']}.{name}.weight", values)
+    for number, (theirs, ours) in enumerate(groups.items()):
+        names = [
+            [f"{_prefix(raw, layer)}mlp.experts.{expert}.{name}_proj.weight" for name in ours]
+            for expert in range(raw["num_experts"])
+        ]
+        stack = np.stack([np.concatenate([tensors[name] for name in each]) for each in names])
+        seed = 1000 + 10 * layer + number
+        found = _add(writer, f"blk.{layer}.ffn_{theirs}_exps.weight", stack, kinds, seed)
+        for each, values in zip(names, found, strict=True):
+            for name, part in zip(each, np.split(values, len(each)), strict=True):
+                written[name] = np.ascontiguousarray(part)
 
 
 def _write_keys(
-    writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, older: bool, next_layer: bool
+    writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, older: bool, has_mtp: bool
 ) -> None:
     """Write the keys that the converter writes."""
     rope = raw["rope_parameters"]
@@ -615,7 +709,7 @@ def _write_keys(
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_feed_forward_length(raw["intermediate_size"])
-    writer.add_block_count(raw["num_hidden_layers"] + next_layer)
+    writer.add_block_count(raw["num_hidden_layers"] + has_mtp)
     writer.add_head_count(raw["num_attention_heads"])
     writer.add_head_count_kv(raw["num_key_value_heads"])
     writer.add_key_length(size)
@@ -638,17 +732,18 @@ def _write_keys(
     writer.add_full_attention_interval(4)
     if not older:
         recurrent = [kind == "linear_attention" for kind in raw["layer_types"]]
-        recurrent += [False] * next_layer
+        recurrent += [False] * has_mtp
         writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
-    if next_layer:
+    if has_mtp:
         writer.add_nextn_predict_layers(1)
 
 
-def publish(folder: Path, target: Path) -> Path:
+def publish(folder: Path, target: Path, *, fused_mtp: bool = True) -> Path:
     """Write a checkpoint of Qwen3.5 under the names of published, multimodal checkpoints.
 
     The language model is one of several parts, and the experts of a layer are two tensors. There
-    are tensors of an image encoder and of a layer that predicts the token after the next one.
+    are tensors of an image encoder. ``fused_mtp=False`` writes a tensor for each expert of the MTP
+    block, as some published checkpoints have.
     """
     raw = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
@@ -658,8 +753,13 @@ def publish(folder: Path, target: Path) -> Path:
         for name, weight in tensors.items()
         if ".experts." not in name
     }
-    for layer in range(raw["num_hidden_layers"] if "num_experts" in raw else 0):
-        path = f"model.layers.{layer}.mlp.experts."
+    layers = range(raw["num_hidden_layers"] + ("mtp.fc.weight" in tensors))
+    for layer in layers if "num_experts" in raw else ():
+        path = f"{_prefix(raw, layer)}mlp.experts."
+        if path.startswith("mtp.") and not fused_mtp:
+            own = {name: weight for name, weight in tensors.items() if name.startswith(path)}
+            published |= own
+            continue
         experts = range(raw["num_experts"])
         gates, ups, downs = (
             np.stack([tensors[f"{path}{expert}.{name}_proj.weight"] for expert in experts])
@@ -669,8 +769,6 @@ def publish(folder: Path, target: Path) -> Path:
         published[f"{theirs}gate_up_proj"] = np.concatenate([gates, ups], axis=1)
         published[f"{theirs}down_proj"] = downs
     published["model.visual.blocks.0.norm1.weight"] = np.ones(16, np.float32)
-    published["mtp.fc.weight"] = np.ones((raw["hidden_size"], 2 * raw["hidden_size"]), np.float32)
-    published["mtp.layers.0.input_layernorm.weight"] = np.ones(raw["hidden_size"], np.float32)
     target.mkdir()
     family = raw["model_type"].removesuffix("_text")
     document = {

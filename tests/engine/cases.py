@@ -52,6 +52,7 @@ SPECS: dict[str, str] = {
 COMPOSED = {
     "auto": f"auto({SPECS['threshold']}, {SPECS['eagle3']})",
     "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),
+    "mtp block": trained_eagle.block_spec(),
 }
 DRAFTERS: dict[str, Drafter] = {
     **{

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from drafting.from_target import trained_eagle
 from drafting.trees import TreeDrafter, explore_trees, last_branch, oracle_trees, random_trees
 from engine.cases import ENDS, OPTIONS, ask, assert_same, engine_of, text
 from engine.recurrent import (
@@ -53,6 +54,7 @@ DRAFTERS = (
     "prompt_lookup(min_ngram=1, num_tokens=8, num_chains=2)",
     draft_spec(FAIR),
     draft_spec(RIGHT, num_tokens=5),
+    trained_eagle.block_spec(),
     f"threshold({draft_spec(FAIR)})",
     f"merged({draft_spec(FAIR)}, recycling, num_nodes=10)",
 )

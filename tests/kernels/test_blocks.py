@@ -101,6 +101,19 @@ def super_block_scales(
 
 
 @KINDS
+def test_chosen_outputs(kind: str) -> None:
+    """The rows of a draft head: copies of packed rows are the rows packed alone."""
+    rows = np.array([*range(16, 48), 3, 99, 5, 59, 96, 0, 98])
+    whole = blocks(kind, 100, INPUTS.get(kind, 352))
+    (part,) = whole.parts
+    alone = BlockMatrix(kind, whole.inputs, (BlockRows(part.stored[rows]),))
+    for all_outputs, direct in zip(linears(whole), linears(alone), strict=True):
+        taken = all_outputs.packed.take_outputs(rows)  # type: ignore[attr-defined]
+        assert taken.format == direct.packed.format
+        assert np.array_equal(taken.data, direct.packed.data)  # type: ignore[attr-defined]
+
+
+@KINDS
 def test_packed_weights_are_those_of_the_file(kind: str) -> None:
     weight = blocks(kind, 37, INPUTS.get(kind, 352))
     for linear in linears(weight):

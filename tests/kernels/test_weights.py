@@ -16,6 +16,7 @@ from pronk.base.arrays import (
     Array,
     DType,
     MemoryPool,
+    as_bytes,
     mapped_zeros,
 )
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
@@ -141,6 +142,36 @@ def test_codes_are_packed_by_slabs(
         assert (found.order is None) == (whole.order is None)
         assert sum(sizes) == 120
         assert max(sizes) <= max(layout.get("unit", 16), slab // 75)
+
+
+# Whole blocks of 16 outputs, outputs of several blocks, and fewer outputs than a block has.
+TAKEN = np.array([*range(16, 48), 3, 99, 5, 59, 96, 0, 119])
+
+
+def check_taken(packed: PackedMatrix, direct: PackedMatrix) -> None:
+    """Compare chosen outputs of a matrix with a matrix that was packed from these outputs."""
+    taken = packed.take_outputs(TAKEN)
+    assert taken.shape == direct.shape
+    assert taken.format == packed.format
+    assert as_bytes(taken.data).tobytes() == as_bytes(direct.data).tobytes()
+    assert np.array_equal(taken.unpack(), packed.unpack()[TAKEN])
+    (own, expected) = (each.bias for each in (taken, direct))
+    assert own is None or (expected is not None and own.tolist() == expected.tolist())
+    assert len(packed.unpack()) == 120, "expected the matrix to stay as it was"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_chosen_outputs(dtype: DType) -> None:
+    weight = some_weight((120, 37), dtype)
+    bias = numbers(120)
+    check_taken(pack(KERNELS, weight, bias), pack(KERNELS, weight[TAKEN], bias[TAKEN]))
+
+
+@pytest.mark.parametrize("group", [8, 32])
+@pytest.mark.parametrize("kind", CODED, ids=str)
+def test_chosen_outputs_of_codes(kind: tuple[Bits, Minima, bool], group: int) -> None:
+    weight = some_codes((120, 75), *kind, group)
+    check_taken(pack(KERNELS, weight), pack(KERNELS, weight.take_outputs(TAKEN)))
 
 
 def test_fewer_bits_take_less_memory() -> None:

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import MakeCheckpoint, transformers_cached_greedy, transformers_logits
 from models.test_loader import load
 from pronk import LLM, SamplingParams
-from recurrent_models import FAMILIES, HEADS, SIZES, publish
+from recurrent_models import FAMILIES, HEADS, SIZES, publish, with_mtp
 from tiny_models import kernels, text_logits
 
 TOLERANCE = 1e-4  # of logits with a standard deviation of 1, or less
@@ -52,12 +52,14 @@ def test_greedy_output_equals_transformers(
     assert list(output.token_ids) == expected
 
 
+@pytest.mark.parametrize("fused_mtp", [True, False])
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text"])
 def test_names_of_published_checkpoints(
-    family: str, checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str, fused_mtp: bool, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """The language model of a multimodal checkpoint has the same bits."""
     folder = checkpoint(family)
-    published = publish(folder, tmp_path / "published")
+    full = with_mtp(folder, tmp_path / "mtp")
+    published = publish(full, tmp_path / "published", fused_mtp=fused_mtp)
     expected = text_logits(load(folder, kernels=kernels()), TOKENS)
     assert np.array_equal(text_logits(load(published, kernels=kernels()), TOKENS), expected)

@@ -26,7 +26,7 @@ FAST_CASES = {
     ("adversarial", "all"),
 }
 # Drafters that keep projections in the target's KV cache, which must belong to one process.
-IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree")
+IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree", "mtp block")
 ON_WORKERS = [
     name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if name not in IN_ONE_PROCESS
 ]
@@ -67,7 +67,7 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
         assert (fetched[False] > 0) == (made.num_shared_passes > 0)
 
 
-@pytest.mark.parametrize("variant", ["gemma", "other deviations", "convolutions"])
+@pytest.mark.parametrize("variant", ["gemma", "gemma4", "other deviations", "convolutions"])
 def test_deviating_models(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     partition_randomly(monkeypatch)
     shape = VARIANTS[variant]

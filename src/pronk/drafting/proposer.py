@@ -136,6 +136,12 @@ class DraftContext(Generic[State]):
         return min(self.max_depth, self.max_nodes)
 
     @property
+    def max_future_tokens(self) -> int:
+        """Largest number of tokens after the text: of the whole answer, or of this step's draft."""
+        num_left = self.params.max_tokens - self.sampler.context.num_generated
+        return max(self.max_depth, num_left)
+
+    @property
     def root(self) -> int:
         """Index in ``tokens`` of the last committed token.
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Protocol
 
 import numpy as np
 
-from pronk.base.arrays import BFLOAT16, FLOAT16, UINT8, Array, MemoryPool, mapped_zeros, split_rows
+from pronk.base.arrays import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    UINT8,
+    Array,
+    MemoryPool,
+    mapped_zeros,
+    split_rows,
+)
 from pronk.checkpoint.formats.matrix import QuantizedMatrix, ScaleFormat
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES, TYPES, Kernels
@@ -25,6 +35,8 @@ _MEMORY = MemoryPool()
 # Number of quantized weights in a slab, the part of a matrix that is packed at a time: 4 MiB of
 # unpacked codes.
 _SLAB = 1 << 22
+
+_SUPER_BLOCK = 256  # number of inputs of a super-block, as in GGUF files
 
 
 class CodedRows(Protocol):
@@ -119,12 +131,86 @@ class PackedMatrix:
             struct.bias = self.bias.ctypes.data + start * self.bias.itemsize
         return replace(self, struct=struct)
 
+    def take_outputs(self, rows: Array) -> PackedMatrix:
+        """Return a matrix of the outputs ``rows``, as copies of their packed weights.
+
+        ``rows`` are int ``[outputs]``. The matrix must have no gate, and no padding between
+        attention heads.
+        """
+        assert not self.struct.gated, "expected outputs that follow each other, found a gate"
+        assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
+        struct = CWeights.from_buffer_copy(self.struct)
+        struct.N = len(rows)
+        struct.unit = struct.N
+        struct.blocks = ceil(struct.N / 16)
+        sections = _lane_sections(struct)
+        unit_bytes = sum(16 * count * size for count, size in sections)
+        source = self.data.view(UINT8).reshape(self.struct.blocks, -1, unit_bytes)
+        per_block = self.data.size // self.struct.blocks
+        data = _MEMORY.zeros((struct.blocks * per_block,), self.data.dtype)
+        struct.data = data.ctypes.data
+        target = data.view(UINT8).reshape(struct.blocks, -1, unit_bytes)
+        for block in range(struct.blocks):
+            _copy_lanes(source, rows[16 * block : 16 * block + 16], target[block], sections)
+        bias = None
+        if self.bias is not None:
+            bias = np.zeros(16 * struct.blocks, np.float32)
+            bias[: len(rows)] = self.bias[rows]
+            struct.bias = bias.ctypes.data
+        return replace(self, struct=struct, data=data, bias=bias)
+
     def unpack(self) -> Array:
         """Return the weights, float32 ``[outputs, inputs]``."""
         rows = np.empty(self.shape, np.float32)
         for row in range(len(rows)):
             self.kernels.library.pronk_unpack(ctypes.byref(self.struct), row, rows[row].ctypes.data)
         return rows
+
+
+def _lane_sections(struct: CWeights) -> list[tuple[int, int]]:
+    """Return the arrays ``[count, 16, size]`` of bytes, one after the other, of a unit of a block.
+
+    The 16 lanes of an array belong to the 16 outputs of the block. A *unit* is a group, a
+    super-block, or all inputs of weights that are not quantized. The result has pairs of ``count``
+    and ``size``; ``pronk_weights`` in ``csrc/pronk.h`` describes the layout.
+    """
+    if struct.type == TYPES[BFLOAT16]:
+        return [(struct.K_pad // 2, 4)]  # pairs of inputs
+    bits = _BITS_OF_TYPE.get(struct.type)
+    if bits is None:
+        return [(struct.K, 2 if struct.type == TYPES[FLOAT16] else 4)]
+    # the low 4 bits of eight inputs, or four codes of 8 bits; then all high bits of a group
+    words = struct.group // (4 if bits == 8 else 8) + (bits in (5, 6))
+    if struct.type in SUPER_BLOCK_TYPES.values():
+        groups = _SUPER_BLOCK // struct.group
+        # factors of scales and of minima; scales, and with 4 and 5 bits minima, of pairs of groups
+        scales = groups if bits == 6 else 2 * groups
+        return [(2, 2), (scales // 2, 2), (groups * words, 4)]
+    number = 4 if struct.scale_type == TYPES[FLOAT32] else 2
+    # minima have the type of the scales, and zero points are bytes
+    size_of_minimum = {_NO_MINIMA: 0, _MINIMA: number, _ZEROS: 1}[struct.minima]
+    header = [(1, number), (1, size_of_minimum)] if size_of_minimum else [(1, number)]
+    return [*header, (words, 4)]
+
+
+def _copy_lanes(
+    source: Array, rows: Array, target: Array, sections: Sequence[tuple[int, int]]
+) -> None:
+    """Copy at most 16 outputs ``rows`` of the blocks ``source`` to the first lanes of a block.
+
+    ``source`` is uint8 ``[blocks, units, bytes]``, and ``target`` ``[units, bytes]``.
+    """
+    blocks = source[rows // 16]
+    numbers = np.arange(len(rows))
+    start = 0
+    for count, size in sections:
+        section = slice(start, start + 16 * count * size)
+        start = section.stop
+        lanes = blocks[:, :, section].reshape(len(rows), -1, count, 16, size)
+        taken = lanes[numbers, :, :, rows % 16]
+        target[:, section].reshape(-1, count, 16, size)[:, :, : len(rows)] = taken.transpose(
+            1, 2, 0, 3
+        )
 
 
 def pack(
@@ -189,9 +275,7 @@ def _pack_blocks(
     kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None
 ) -> Array:
     """Pack GGUF blocks, or find them packed in ``cache``; set their format in ``struct``."""
-    block_format, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[weight.type]
-    struct.scale_type = TYPES[FLOAT16]
-    struct.K_pad = struct.K
+    block_format = _set_block_format(struct, weight.type)
     size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
     tensors = " ".join(rows.name for rows in weight.parts)
     name = f"{tensors} {weight.type} {struct.N} {struct.K} {struct.unit} {struct.gated}"
@@ -218,6 +302,21 @@ def _pack_blocks(
     if cache is not None:
         cache.add(name, data)
     return data
+
+
+def describe_blocks(table: BlockMatrix) -> tuple[int, CWeights]:
+    """Return the number of a table's GGUF type in llama.cpp, and a description without data."""
+    rows, width = table.shape
+    struct = CWeights(N=rows, K=width, unit=rows)
+    return _set_block_format(struct, table.type), struct
+
+
+def _set_block_format(struct: CWeights, type_: str) -> int:
+    """Set the format of packed GGUF blocks in ``struct``; return the type's number in llama.cpp."""
+    number, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[type_]
+    struct.scale_type = TYPES[FLOAT16]
+    struct.K_pad = struct.K
+    return number
 
 
 def _pack_codes(

@@ -43,6 +43,12 @@ class Matrix(Protocol):
     def format(self) -> str:
         """Format of the numbers in words, such as ``bfloat16`` or ``int4 in groups of 32``."""
 
+    def take_outputs(self, rows: Array) -> Matrix:
+        """Return a matrix of the outputs ``rows``, int ``[outputs]``, with the same bits.
+
+        The matrix must have no gate and no padding between attention heads.
+        """
+
     def unpack(self) -> Array:
         """Return the weights, float32 ``[outputs, inputs]``."""
 

@@ -31,43 +31,64 @@ from pronk.models.families import get_architecture, get_family
 from pronk.models.family import TensorNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 
+# Maximum number of MTP heads after the layers of a safetensors checkpoint.
+_MAX_HEADS = 8
 # number of bytes of a tied LM head that are compared with the embedding at a time
 _COMPARED_BYTES = 1 << 20
 
 
 def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
-    """Return the tensor names to expect: those of GGUF files, or those of the model family."""
+    """Return the tensor names to expect: those of GGUF files, or those of the model family.
+
+    Alternatives are chosen by the tensors of the model itself: those of an MTP head in the same
+    checkpoint may have other names.
+    """
+    names = family_names(checkpoint, config)
     if isinstance(checkpoint, GgufCheckpoint):
         _, architecture = get_architecture(checkpoint)
-        names = architecture.names
         if architecture.skips_heads:
-            names = _without_heads(names, checkpoint, config)
-    else:
-        names = get_family(config.family).names
+            key = f"{checkpoint.header.get('general.architecture')}.nextn_predict_layers"
+            names = _without_heads(names, config.num_layers, checkpoint.header.get(key) or 0)
+    elif names.skips_heads:
+        names = _without_heads(names, config.num_layers, _MAX_HEADS)
+    canonical = map(names.canonical, checkpoint)
+    return choose_alternatives(
+        names, [name for name in canonical if not names.ignored.fullmatch(name)]
+    )
+
+
+def family_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
+    """Return the usual tensor names of a checkpoint's format and family."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        _, architecture = get_architecture(checkpoint)
+        return architecture.names
+    return get_family(config.family).names
+
+
+def choose_alternatives(names: TensorNames, stored: Sequence[str]) -> TensorNames:
+    """Return names with those of their alternatives of which all tensors are ``stored``.
+
+    ``stored`` are names of tensors without the family's prefix.
+    """
     for alternative in names.alternatives:
-        wanted = [name for stored in alternative.values() for name in stored]
-        if all(_has_tensor(checkpoint, name) for name in wanted):
+        wanted = [name for modules in alternative.values() for name in modules]
+        if all(_has_tensor(stored, name) for name in wanted):
             names = replace(names, layer={**names.layer, **alternative})
     return names
 
 
-def _has_tensor(checkpoint: AnyCheckpoint, name: str) -> bool:
-    """Return whether some layer of the checkpoint has a tensor of this name within the layer.
+def _has_tensor(stored: Sequence[str], name: str) -> bool:
+    """Return whether some layer has a tensor of this name within the layer.
 
     ``name`` may lack the suffix ``.weight``.
     """
     ends = (f".{name}", f".{name}.weight")
-    return any(stored.endswith(ends) for stored in checkpoint)
+    return any(each.endswith(ends) for each in stored)
 
 
-def _without_heads(
-    names: TensorNames, checkpoint: GgufCheckpoint, config: ModelConfig
-) -> TensorNames:
-    """Return names that ignore the tensors of MTP heads, which follow the model's layers."""
-    key = f"{checkpoint.header.get('general.architecture')}.nextn_predict_layers"
-    count = checkpoint.header.get(key) or 0
-    numbers = range(config.num_layers, config.num_layers + count)
-    heads = "|".join(str(number) for number in numbers)
+def _without_heads(names: TensorNames, num_layers: int, count: int) -> TensorNames:
+    """Return names that ignore the tensors of MTP heads, ``count`` layers after the model's."""
+    heads = "|".join(str(number) for number in range(num_layers, num_layers + count))
     if not heads:
         return names
     pattern = rf"{names.ignored.pattern}|{re.escape(names.layers)}\.({heads})\..*"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,6 +106,18 @@ class Linear:
         A :class:`StackedLinear` has several parts, whose outputs are concatenated.
         """
         return (self,)
+
+    def take_outputs(self, rows: Array) -> Linear:
+        """Return a layer with the outputs ``rows`` of this one, int ``[outputs]``, bit for bit.
+
+        Its weights are copies in the packed format, without rounding. It has no adapters.
+        """
+        taken = copy(self)
+        taken.packed = self.packed.take_outputs(rows)
+        taken.out_features = len(rows)
+        taken.adapters = []
+        taken._programs = {}  # noqa: SLF001 - of the copy
+        return taken
 
     def logits(self, x: Array) -> Array:
         """Return the layer's outputs, float32 ``[rows, out]``, for inputs ``x`` ``[rows, in]``."""

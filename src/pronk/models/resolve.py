@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pronk.checkpoint.hub.download import Progress
 
 DEFAULT_MODEL = "smollm2"
+# Names of GGUF files that have only the MTP head of a model, for the drafter ``mtp``.
+MTP_FILES = "mtp-*.gguf"
 
 
 def resolve_model(name: str | Path | None, *, progress: Progress | None = None) -> Path:
@@ -63,8 +65,8 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
 def _local_model(name: str | Path) -> Path | None:
     """Return a folder or file of this machine; ``None`` if there is none of this name.
 
-    Of a folder with GGUF files instead of a checkpoint, the only one is returned. Raises
-    CheckpointError if the folder or file holds no model.
+    Of a folder with GGUF files instead of a checkpoint, the only one is returned; files with an MTP
+    head alone do not count. Raises CheckpointError if the folder or file holds no model.
     """
     text = str(name)
     try:
@@ -72,7 +74,7 @@ def _local_model(name: str | Path) -> Path | None:
         if is_gguf(path):
             return path
         if path.is_dir():
-            ggufs = sorted(path.glob("*.gguf"))
+            ggufs = sorted({*path.glob("*.gguf")} - {*path.glob(MTP_FILES)})
             if not ggufs or (path / "config.json").is_file():
                 return path
             if len(ggufs) > 1:

@@ -241,6 +241,11 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of the tokens that were added to the trained vocabulary, such as ``<|im_end|>``."""
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
     def joins_texts(self) -> bool:
         """Whether tokens of whole characters have the same text alone and among other tokens.
 

@@ -51,6 +51,11 @@ class TorchMatrix:
         """Data type of the weights."""
         return str(self.weight.dtype).removeprefix("torch.")
 
+    def take_outputs(self, rows: Array) -> TorchMatrix:
+        indices = torch.from_numpy(rows).to(self.weight.device)
+        bias = None if self.bias is None else self.bias[indices]
+        return TorchMatrix(self.weight[indices], bias, self.gated)
+
     def unpack(self) -> Array:
         return to_array(self.weight.float())
 

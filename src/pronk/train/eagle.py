@@ -18,7 +18,8 @@ restriction only makes the training cheaper.
 
 The features come from the target as it is served, quantized or not (:mod:`pronk.train.teacher`).
 The target's distributions are computed from the output of its last layer and its dequantized LM
-head.
+head. Only the engine computes the target's layers, so that they may be of any kind, such as
+recurrent ones.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from pronk.train.export import export_tensors
 from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
-from pronk.train.modules.decoder import load_module
+from pronk.train.modules.decoder import load_ends
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.teacher import StateSource, Teacher
@@ -132,7 +133,7 @@ class EagleTraining(Objective[EagleModule]):
             training, options.draft_vocab, config.vocab_size
         )
         self.module = EagleModule(self.config, len(self.sources), draft_ids, options.depth)
-        target = load_module(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
+        target = load_ends(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
         self._embedding = target.embedding.detach().to(self.device)
         self._head = target.head.get_parameter("weight").detach()[draft_ids].to(self.device)
         norm = target.norm.float()

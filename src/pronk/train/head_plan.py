@@ -73,8 +73,9 @@ def head_config(
             f"{target.family}"
         )
         raise OptionError(msg)
-    rope = target.rope or RopeConfig(target.head_dim)
-    # The file format of heads cannot describe other kinds of scaling.
+    # The file format of heads cannot describe other kinds of scaling, and no rotation of a part of
+    # each head.
+    rope = replace(target.rope or RopeConfig(target.head_dim), dim=target.head_dim)
     if rope.kind not in ("default", "linear", "llama3"):
         rope = RopeConfig(target.head_dim, rope.theta)
     layer = replace(

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint, transformers_logits
 from models.test_loader import load
-from recurrent_models import BLOCKS, FAMILIES, HEADS, SIZES, write_gguf
+from recurrent_models import BLOCKS, FAMILIES, HEADS, SIZES, with_mtp, write_gguf
 from tiny_models import kernels, text_logits
 
 TOLERANCE = 1e-4  # of logits with a standard deviation of 1, or less
@@ -36,18 +36,22 @@ def test_full_precision(
     )
 
 
-OPTIONS = ["fused_experts", "older", "next_layer"]
+FORMS: dict[str, dict[str, bool]] = {
+    "fused experts": {"fused_experts": True},
+    "older": {"older": True},
+    "mtp": {},
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("option", OPTIONS)
-def test_forms_of_files(
-    family: str, option: str, checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_files(family: str, form: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Other forms of a file have the same bits."""
     folder = checkpoint(family)
     plain = write_gguf(folder, tmp_path / "plain.gguf")
-    path = write_gguf(folder, tmp_path / "other.gguf", **{option: True})
+    if form == "mtp":
+        folder = with_mtp(folder, tmp_path / "mtp")
+    path = write_gguf(folder, tmp_path / "other.gguf", **FORMS[form])
     assert np.array_equal(text_logits(load(path), TOKENS), text_logits(load(plain), TOKENS))
 
 

@@ -461,6 +461,65 @@ def random_folder(kind: str = "eagle3") -> str:
     return str(write_head(head, CHECKPOINTS / f"random-{kind}", layout))
 
 
+@cache
+def block_folder() -> str:
+    """Return the folder of a random MTP block with gated attention and experts.
+
+    It is that of a Qwen3.5-MoE for :func:`tiny_models.tiny_decoder`, without the model's layers.
+    """
+    heads = 4
+    head_dim = 16
+    experts = 4
+    width = 24
+    sizes = {
+        "fc": (HIDDEN, 2 * HIDDEN),
+        "layers.0.self_attn.q_proj": (2 * heads * head_dim, HIDDEN),
+        "layers.0.self_attn.k_proj": (2 * head_dim, HIDDEN),
+        "layers.0.self_attn.v_proj": (2 * head_dim, HIDDEN),
+        "layers.0.self_attn.o_proj": (HIDDEN, heads * head_dim),
+        "layers.0.mlp.gate": (experts, HIDDEN),
+        "layers.0.mlp.shared_expert_gate": (1, HIDDEN),
+    }
+    names = ["shared_expert", *(f"experts.{number}" for number in range(experts))]
+    for name in names:
+        sizes[f"layers.0.mlp.{name}.gate_proj"] = (width, HIDDEN)
+        sizes[f"layers.0.mlp.{name}.up_proj"] = (width, HIDDEN)
+        sizes[f"layers.0.mlp.{name}.down_proj"] = (HIDDEN, width)
+    norms = dict.fromkeys(("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), HIDDEN)
+    norms |= {f"layers.0.{name}_layernorm": HIDDEN for name in ("input", "post_attention")}
+    norms |= {f"layers.0.self_attn.{name}_norm": head_dim for name in "qk"}
+    dice = np.random.default_rng(0)
+    tensors = {
+        f"mtp.{name}.weight": (inputs**-0.5 * dice.standard_normal((outputs, inputs)))
+        for name, (outputs, inputs) in sizes.items()
+    }
+    tensors |= {f"mtp.{name}.weight": dice.uniform(-0.5, 0.5, n) for name, n in norms.items()}
+    document = {
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": width,
+    }
+    folder = CHECKPOINTS / "random-block"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(document))
+    stored = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    return str(folder)
+
+
+def block_spec() -> str:
+    """Return the specification of :func:`block_folder`, with a head of few tokens."""
+    return f"mtp(model={block_folder()!r}, draft_vocab=100)"
+
+
 def spec(kind: str = "eagle3", **options: object) -> str:
     """Return the specification of a random head for tests of all drafters."""
     given = "".join(f", {name}={value!r}" for name, value in options.items())

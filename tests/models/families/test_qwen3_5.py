@@ -31,7 +31,7 @@ from pronk.models.inventory import tensor_names
 from pronk.models.loader import read_config
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart, plan_tensors
 from quantized_formats import FORMATS, write_quantized
-from recurrent_models import BLOCKS, FAMILIES, HEADS, write_gguf
+from recurrent_models import BLOCKS, FAMILIES, HEADS, with_mtp, write_gguf
 from tiny_models import kernels
 
 TEXT: dict[str, Any] = {
@@ -148,12 +148,14 @@ def as_in_gguf(config: ModelConfig) -> ModelConfig:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("option", ["older", "next_layer"])
+@pytest.mark.parametrize("form", ["older", "mtp"])
 def test_config_of_a_gguf_file_equals_that_of_the_folder(
-    family: str, heads: str, option: str, checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str, heads: str, form: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     folder = checkpoint(family, **HEADS[heads])
-    path = write_gguf(folder, tmp_path / "a.gguf", **{option: True})
+    if form == "mtp":
+        folder = with_mtp(folder, tmp_path / "mtp")
+    path = write_gguf(folder, tmp_path / "a.gguf", older=form == "older")
     assert read_config(path) == as_in_gguf(read_config(folder))
 
 
@@ -319,7 +321,8 @@ def test_a_weight_cache_tells_queries_from_their_gates(
 def test_the_tensors_of_an_mtp_head_are_those_behind_the_layers(
     checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    path = write_gguf(checkpoint("qwen3_5_text"), tmp_path / "a.gguf", next_layer=True)
+    folder = with_mtp(checkpoint("qwen3_5_text"), tmp_path / "mtp")
+    path = write_gguf(folder, tmp_path / "a.gguf")
     opened = GgufCheckpoint(path)
     ignored = tensor_names(opened, read_config(path)).ignored
     assert ignored.fullmatch("blk.4.nextn.eh_proj.weight")

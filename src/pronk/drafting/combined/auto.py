@@ -8,13 +8,14 @@ and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pronk.base.checks import check_flag, check_integer
-from pronk.base.errors import PronkError
+from pronk.base.errors import CheckpointError, PronkError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.drafting.from_outputs.recycling import Recycling
@@ -81,7 +82,8 @@ class Auto(Composite):
         """Return the first drafter with a model that works with the target without any option.
 
         It is a head that comes with the target, a known draft model that is downloaded, or
-        ``pronk-tiny-draft``. The list is empty if none of them works.
+        ``pronk-tiny-draft``. The list is empty if none of them works. A head whose file is damaged
+        or incomplete is left out with a warning.
         """
         heads = [head for head in _heads() if head.find_default(target) is not None]
         found: list[Drafter | str] = [*heads]
@@ -98,9 +100,15 @@ class Auto(Composite):
             # The drafter may not work here: no clone of the repository, another vocabulary, too
             # little memory, or a missing package. Any other error is a fault, and is not hidden as
             # bind_proposer() would do.
-            with suppress(PronkError):
+            try:
                 proposer = make_drafter(drafter).bind(target)
                 check_needs(proposer.name, proposer.capabilities, target)
+            except CheckpointError as error:
+                if drafter in heads:
+                    warnings.warn(f"auto: head left out: {error}", stacklevel=2)
+            except PronkError:
+                continue
+            else:
                 return [proposer]
         return []
 

@@ -115,7 +115,7 @@ class Recycling(Drafter):
     def bind(self, target: Target) -> RecyclingProposer:
         table = Successors(self.top_k, self.max_tokens)
         if self.table is not None:
-            load_successors(Path(self.table), table, target.vocabulary)
+            load_successors(Path(self.table), table, target.tokenizer_fingerprint)
         return RecyclingProposer(self, table, target)
 
     def for_adapter(self) -> Recycling | None:
@@ -144,7 +144,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
                 "set shared=True"
             )
             raise OptionError(msg)
-        save_successors(Path(path), self._table, self.target.vocabulary if self.target else None)
+        target = self.target
+        fingerprint = None if target is None else target.tokenizer_fingerprint
+        save_successors(Path(path), self._table, fingerprint)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
         table = self._table

@@ -10,6 +10,7 @@ pass of the head; in the end, the draft tokens of largest gain are proposed.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Self
 
 from pronk.base.checks import check_choice, check_integer, check_path
-from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.base.errors import CheckpointError, ConfigError, OptionError, PronkError, refuse
 from pronk.base.keywords import known_keywords
-from pronk.checkpoint.tensors import Checkpoint, read_json
+from pronk.checkpoint.gguf.checkpoint import is_gguf
+from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
@@ -42,16 +44,18 @@ from pronk.drafting.shared.stepwise import (
     extension_rule,
     model_chain_costs,
 )
+from pronk.drafting.shared.vocabulary.frequent import count_tokens, most_frequent
 from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
-from pronk.models.loader import describe_architecture
+from pronk.models.loader import describe_architecture, read_config
 from pronk.models.options import WEIGHTS
-from pronk.models.resolve import resolve_model
+from pronk.models.resolve import MTP_FILES, resolve_model
 from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
+_MAX_VOCAB = 1 << 20  # no model has more tokens
 # folder of the heads that come with pronk, each in a folder with a model card
 _PACKAGED = Path(__file__).parents[2] / "heads"
 
@@ -71,6 +75,10 @@ class Eagle3(Drafter):
             trees only.
         weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for
             :class:`~pronk.llm.LLM`.
+        draft_vocab: maximum number of tokens that are drafted, the most frequent ones of those that
+            the head can propose, 1..1048576.
+        draft_text: text file, or folder of files ``*.txt``, whose tokens are the most frequent
+            ones; ``None``: frequent tokens are the first ones of the tokenizer.
     """
 
     name = "eagle3"
@@ -80,6 +88,8 @@ class Eagle3(Drafter):
     num_nodes: int | None = None
     beam: int = 4
     weights: str = "plain"
+    draft_vocab: int = 32768
+    draft_text: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +99,8 @@ class Eagle3(Drafter):
             check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
         check_integer(f"{self.name}: beam", self.beam, 1, 16)
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
+        check_integer(f"{self.name}: draft_vocab", self.draft_vocab, 1, _MAX_VOCAB)
+        check_path(f"{self.name}: draft_text", self.draft_text)
 
     def as_chains(self) -> Self:
         return replace(self, num_nodes=None)
@@ -125,11 +137,30 @@ class Eagle3(Drafter):
             head = load_head(self.name, folder, target.decoder, self.weights)
             if folder.parent != _PACKAGED:
                 _check_target(self.name, folder, head, target)
+            self._trim(head, target)
             return EagleRunner(target, head)
 
         models = target.loaded_models
-        runner = models.get_or_load(folder, self.name, self.weights, load=load_runner)
+        kind = (self.name, self.weights, str(self.draft_vocab), str(self.draft_text))
+        runner = models.get_or_load(folder, *kind, load=load_runner)
         return Eagle3Proposer(self, runner)
+
+    def _trim(self, head: EagleHead, target: Target) -> None:
+        """Limit a head to ``draft_vocab`` tokens."""
+        tokens = head.tokens
+        if len(tokens) <= self.draft_vocab:
+            return
+        tokenizer = target.tokenizer
+        counts = Counter[int]()
+        always = frozenset(target.decoder.config.eos_ids)
+        if tokenizer is not None:
+            always |= tokenizer.added_ids
+        if self.draft_text is not None:
+            where = f"{self.name}: draft_text"
+            if tokenizer is None:
+                refuse(where, "expected a target with a tokenizer, found none", OptionError)
+            counts = count_tokens(Path(self.draft_text).expanduser(), tokenizer, where)
+        head.trim(most_frequent(tokens, self.draft_vocab, always, counts))
 
 
 @known_keywords
@@ -137,7 +168,9 @@ class Eagle3(Drafter):
 class Mtp(Eagle3):
     """Options of MTP: those of :class:`Eagle3`.
 
-    ``model=None`` is the head in the target's own checkpoint.
+    Attributes:
+        model: folder, Hub id or GGUF file with a head. ``None`` is the head in the target's own
+            folder or file, or for a GGUF file the head in a file ``mtp-*.gguf`` beside it.
     """
 
     name = "mtp"
@@ -145,12 +178,26 @@ class Mtp(Eagle3):
     num_tokens: int = 3
 
     def find_default(self, target: Target) -> Path | None:
-        """Return the target's folder if its checkpoint has an MTP head, or ``None``."""
+        """Return the target's folder or file if it has an MTP head; ``None`` if there is none.
+
+        llama.cpp's converter also writes the head alone, to a file ``mtp-*.gguf``. Such a file
+        beside a GGUF file is used if it is of the target's architecture; of several, the first one
+        by name.
+        """
         folder = target.folder
-        if folder is not None and folder.is_dir():
-            # raised if the files have changed since the target was loaded
-            with suppress(CheckpointError):
-                return folder if find_mtp_names(tuple(Checkpoint(folder))) is not None else None
+        if folder is None:
+            return None
+        # raised if the files have changed since the target was loaded
+        with suppress(CheckpointError):
+            if find_mtp_names(tuple(open_checkpoint(folder))) is not None:
+                return folder
+        if not is_gguf(folder):
+            return None
+        architecture = describe_architecture(target.decoder.config)
+        for file in sorted(folder.parent.glob(MTP_FILES)):
+            with suppress(PronkError):
+                if describe_architecture(read_config(file)) == architecture:
+                    return file
         return None
 
 

@@ -99,7 +99,9 @@ class Suffix(Drafter):
         store = SuffixStore(self.max_match, self.store_tokens)
         # without a file the vocabulary, whose hash takes a second, is not needed
         if self.store is not None:
-            store.open(Path(self.store), target.vocabulary, target.decoder.config.vocab_size)
+            store.open(
+                Path(self.store), target.tokenizer_fingerprint, target.decoder.config.vocab_size
+            )
         return SuffixProposer(self, store, target)
 
     def for_adapter(self) -> Suffix | None:

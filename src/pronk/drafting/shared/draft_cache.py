@@ -107,6 +107,27 @@ class DraftCache:
             num_left = self.pool.rollback(self.block_table, len(self.tokens))
             del self.tokens[num_left:]
 
+    def keep_common_prefix(self, text: Sequence[int]) -> None:
+        """Drop the cached tokens after the longest prefix that ``tokens`` shares with ``text``.
+
+        Unlike :meth:`align`, this method keeps the row of the last token. It is for caches without
+        ``tree`` that begin at the text's first token.
+        """
+        num_kept = common_prefix_length(self.tokens, text, self.num_committed)
+        self.rollback(num_kept)
+
+    def skip_to(self, position: int, text: Sequence[int]) -> None:
+        """Count the first ``position`` tokens of ``text`` as cached, and release their blocks.
+
+        The drafter cannot run the tokens that the cache lacks. No later row attends to released
+        rows, so positions do not change. ``position`` must be at least ``len(tokens)``.
+        """
+        self.tokens += text[len(self.tokens) : position]
+        self.rollback(position)
+        self.pool.release_before(self.block_table, position)
+        if not self.block_table.blocks:
+            self.block_table.num_released = position // self.pool.block_size
+
     def begin_at(self, start: int) -> None:
         """Drop all rows, and let the cache begin at the text's token ``start``.
 

@@ -305,12 +305,9 @@ class DraftRunner:
         """
         if length > self.context_length:
             return False
-        num_future = max(
-            context.max_depth, context.params.max_tokens - context.sampler.context.num_generated
-        )
         # First try to allocate the blocks of all future tokens, to get consecutive ones; then only
         # those of this step.
-        for num_extra in (num_future, 0):
+        for num_extra in (context.max_future_tokens, 0):
             with suppress(CacheFullError):
                 cache.pool.prepare(cache.block_table, length + num_extra + context.max_nodes)
                 num_free = cache.pool.num_free_updates

@@ -112,7 +112,7 @@ def model_chain_costs(
         curve = costs.curve._replace(speed=runner.relative_size * costs.curve.speed)
     token_prefill = own.prompt_row
     if token_prefill is None:
-        token_prefill = runner.relative_size * (runner.target.costs.prompt_row or 0.0)
+        token_prefill = runner.relative_size * (runner.target.cost_model.prompt_row or 0.0)
     token = curve.at(costs.num_requests) / costs.num_requests
     return ChainCosts(token, num_unread * token_prefill, max_tokens=max_tokens)
 

@@ -83,7 +83,7 @@ class Retrieval(Drafter):
     def bind(self, target: Target) -> RetrievalProposer:
         store = Datastore.open(self._folder())
         header = store.header
-        is_other_tokenizer = target.vocabulary not in {None, header.vocabulary}
+        is_other_tokenizer = target.tokenizer_fingerprint not in {None, header.vocabulary}
         if is_other_tokenizer or header.largest_id >= target.decoder.config.vocab_size:
             found = f"{self.datastore or 'that of pronk-tiny'}, of another tokenizer"
             msg = (

@@ -6,7 +6,9 @@ Rows interact only in the attention, which the caller passes as a function :clas
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from pronk.base import refuse
 from pronk.base.arrays import UINT8, Array, mapped_zeros
 from pronk.checkpoint import (
     CheckpointTensor,
+    DecoderPart,
     Inventory,
     MixtureConfig,
     ModelConfig,
@@ -34,6 +37,8 @@ from pronk.torch import ACTIVATIONS, choose_experts, to_tensor
 # Cosines and sines by which RoPE rotates the rows, the arguments of :func:`apply_rope`; ``None``
 # without RoPE.
 Rope = tuple[Tensor, Tensor] | None
+
+_ANY_NAME = re.compile(".*")
 
 # Attention over a training batch. The arguments are the index of a layer (from 0), ``q`` ``[rows,
 # heads, d]``, and ``k`` and ``v`` ``[rows, kv_heads, d]``; the result is ``[rows, heads * d]``.
@@ -340,8 +345,8 @@ def load_module(
     """Return a frozen module with the dequantized weights of a model folder or GGUF file.
 
     Raises:
-        OptionError: the model scales queries by position, has attention sinks, short convolutions
-            or recurrent layers, which the module does not compute.
+        OptionError: the model scales queries by position, has attention sinks, short convolutions,
+            recurrent layers or attention of different shapes, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
@@ -353,12 +358,13 @@ def load_module(
     for kind, other in (
         ("short convolutions", config.convolution),
         ("recurrent layers", config.recurrent),
+        ("attention of different shapes", config.attention_shapes or None),
     ):
         if other is not None:
             msg = (
-                f"{folder}: expected a model with attention in all layers, found {config.family} "
-                f"with {kind}; use a drafter without training, such as prompt_lookup or a draft "
-                "model"
+                f"{folder}: expected a model with equal attention in all layers, found "
+                f"{config.family} with {kind}; train eagle3, or use a drafter without training, "
+                "such as suffix"
             )
             raise OptionError(msg)
     if config.attention_sinks:
@@ -367,7 +373,32 @@ def load_module(
         )
     checkpoint = open_checkpoint(folder)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
-    inventory = Inventory(checkpoint, config, parts)
+    return _load_parts(Inventory(checkpoint, config, parts), parts, config, dtype, device)
+
+
+def load_ends(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> DecoderModule:
+    """Return a frozen module without layers: embedding, final norm and LM head, dequantized.
+
+    Layers of every kind are left out, also those that :func:`load_module` refuses. The arguments
+    are those of :func:`load_module`. Raises ``CheckpointError`` as it does.
+    """
+    checkpoint = open_checkpoint(folder)
+    names = replace(tensor_names(checkpoint, config), ignored=_ANY_NAME)
+    ends = config.layers_like(0, 0)
+    parts = list(plan_tensors(ends, names))
+    return _load_parts(Inventory(checkpoint, ends, parts, names), parts, ends, dtype, device)
+
+
+def _load_parts(
+    inventory: Inventory,
+    parts: Sequence[DecoderPart],
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DecoderModule:
+    """Return a frozen module with the weights of ``parts``."""
     with torch.device("meta"):
         module = DecoderModule(config)
     for part in parts:
@@ -382,7 +413,7 @@ def load_module(
                 arrays = [array.astype(np.float32) + offset for array in arrays]
             values = nn.Parameter(_concatenate(arrays, dtype, device), requires_grad=False)
             setattr(module.get_submodule(path), name, values)
-        checkpoint.release()
+        inventory.checkpoint.release()
     if config.tied:
         module.head.weight = module.embedding
     return module.requires_grad_(requires_grad=False).eval()

@@ -12,6 +12,9 @@ A draft token's row has no feature of the target. It takes the head's own output
 instead: ``a``, or ``norm(a)`` with ``norm_output``. EAGLE-3's further layers are ordinary ones, or
 have the embedding as input as well. Embedding and LM head are those of the target if the file has
 none.
+
+The LM head of a large vocabulary costs as much as many layers. :meth:`EagleHead.trim` keeps its
+rows of some tokens only; the others are then never drafted.
 """
 
 from __future__ import annotations
@@ -25,17 +28,18 @@ from pathlib import Path
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array, DType
-from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.base.errors import CheckpointError, ConfigError, OptionError, locate_error, refuse
 from pronk.base.files.regular import is_file
-from pronk.checkpoint.tensors import Checkpoint, read_json
+from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+from pronk.checkpoint.tensors import AnyCheckpoint, open_checkpoint, read_json
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder, Layer
-from pronk.models.inventory import Inventory
+from pronk.models.inventory import Inventory, family_names
 from pronk.models.linear import Linear, Norm, choose_linear
-from pronk.models.loader import parse_dtype
+from pronk.models.loader import parse_dtype, read_config
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import KVSource, Program
+from pronk.models.program import HeadNorms, KVSource, Program
 from pronk.models.tensor_plan import (
     CheckpointTensor,
     DecoderPart,
@@ -74,7 +78,10 @@ class EagleHead(Decoder):
     def __init__(self, eagle: EagleConfig, backend: Backend) -> None:
         super().__init__(eagle.layers, backend)
         self.eagle = eagle
-        self.layers = [EagleLayer(eagle.layers) for _ in range(eagle.layers.num_layers)]
+        config = eagle.layers
+        self.layers = [
+            EagleLayer(config, config.mixture_of(index)) for index in range(config.num_layers)
+        ]
         self.fc_norm: Norm | None = None
         self.draft_ids: DraftIds | None = None
 
@@ -82,6 +89,23 @@ class EagleHead(Decoder):
         """Yield all linear layers, the LM head first; stacked matrices come one by one."""
         yield from super().linears()
         yield self.fc
+
+    @property
+    def tokens(self) -> DraftIds:
+        """The target's ids of the tokens that the head can propose, ``[draft_vocab]``."""
+        if self.draft_ids is None:
+            return np.arange(self.head.out_features, dtype=np.int32)
+        return self.draft_ids
+
+    def trim(self, tokens: DraftIds) -> None:
+        """Propose only those of ``tokens``, the target's ids, that the head can propose.
+
+        The rows of the LM head are copies in its packed format, so that the logits of these tokens
+        keep their bits.
+        """
+        rows = np.flatnonzero(np.isin(self.tokens, tokens))
+        self.draft_ids = self.tokens[rows]
+        self.head = self.head.take_outputs(rows)
 
     def compile_pass(self, program: Program, *, logits: bool) -> None:
         """Append a forward pass; with ``logits``, also norm and LM head of requested rows.
@@ -99,7 +123,7 @@ class EagleHead(Decoder):
                     program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before
                 )
                 kv = KVSource(index)
-                norms = (layer.q_norm, layer.k_norm)
+                norms = HeadNorms(layer.q_norm, layer.k_norm)
                 program.project(layer.qkv, None, layer.config, kv, norms, source="A")
                 program.attend(layer.config, kv)
                 program.linear(layer.out, source="A", residual=True)
@@ -204,17 +228,10 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
         CheckpointError: the files are missing or damaged, or no head of this kind.
         OptionError: the head has other sizes than the target, or ``weights`` needs kernels.
     """
-    checkpoint = Checkpoint(folder)
-    config = folder / "config.json"
-    if not is_file(config):
-        msg = f"{folder}: expected config.json of a head, found none"
-        raise ConfigError(msg)
-    try:
-        eagle = EagleConfig.parse(kind, read_json(config, ConfigError), tuple(checkpoint))
+    checkpoint = open_checkpoint(folder)
+    eagle = _read_config(kind, checkpoint)
+    with locate_error(folder, ConfigError, ConfigError):
         sources = eagle.sources_of(len(target.layers))
-    except ConfigError as error:
-        msg = f"{folder}: {error}"
-        raise ConfigError(msg) from error
     stored = {eagle.names.canonical(name): name for name in checkpoint}
     _check_target(folder, eagle, target, stored)
     parts = list(plan_head(eagle, len(sources), stored))
@@ -231,6 +248,28 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
         head.head = target.head
     head.draft_ids = _read_draft_ids(checkpoint, eagle, stored)
     return head
+
+
+def _read_config(kind: str, checkpoint: AnyCheckpoint) -> EagleConfig:
+    """Return the configuration of a head of this kind.
+
+    Raises:
+        ConfigError: it is missing or invalid, or this is another kind of head.
+    """
+    folder = checkpoint.folder
+    if isinstance(checkpoint, GgufCheckpoint):
+        if kind != "mtp":
+            refuse(folder, f"expected a folder of an {kind} head, found a GGUF file", ConfigError)
+        target = read_config(folder, checkpoint)
+        names = family_names(checkpoint, target)
+        with locate_error(folder, ConfigError, ConfigError):
+            return EagleConfig.in_target(target, names, tuple(checkpoint))
+    config = folder / "config.json"
+    if not is_file(config):
+        refuse(folder, "expected config.json of a head, found none", ConfigError)
+    raw = read_json(config, ConfigError)
+    with locate_error(folder, ConfigError, ConfigError):
+        return EagleConfig.parse(kind, raw, tuple(checkpoint))
 
 
 def _has(stored: Collection[str], module: str) -> bool:
@@ -303,7 +342,7 @@ def _check_target(
 
 
 def _read_draft_ids(
-    checkpoint: Checkpoint, eagle: EagleConfig, stored: dict[str, str]
+    checkpoint: AnyCheckpoint, eagle: EagleConfig, stored: dict[str, str]
 ) -> DraftIds | None:
     """Return the target's ids of the draft vocabulary; ``None`` if it is the whole one."""
     count = eagle.draft_vocab_size

@@ -6,7 +6,8 @@ layout         ``config.json``
 speculators    ``speculators_model_type``; the decoder's keys in ``transformer_layer_config``
 EAGLE          flat: the decoder's keys, ``draft_vocab_size``, ``eagle_config``; SpecForge, too
 DeepSpec       flat: ``Qwen3Eagle3Model``; ``target_layer_ids`` counts layers from 0
-target         an MTP head in the checkpoint of its target, whose ``config.json`` it shares
+target         an MTP head in the checkpoint of its target, a folder or a GGUF file: its layer has
+               the sizes of the target's last layer with attention
 =============  ===================================================================================
 
 ``pronk train`` writes the layout speculators (:meth:`EagleConfig.document`), which vLLM and SGLang
@@ -25,11 +26,14 @@ from pronk.base.errors import ConfigError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting.from_target.modules.eagle_names import EAGLE_NAMES, HeadNames, find_mtp_names
-from pronk.models.families import parse_config
+from pronk.models.families import get_family, parse_config
+from pronk.models.family import TensorNames
 from pronk.models.loader import Fingerprint
 
 EAGLE_KINDS = ("eagle3", "mtp")
 _LAYER_NAME = re.compile(r"layers\.(\d{1,9})\.")  # beginning of the names of a layer's tensors
+# Last parts of the names of tensors that are not quantized; the last two are those of experts.
+_PLAIN_TENSORS = frozenset(("weight", "bias", "gate_up_proj", "down_proj"))
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 
 # Keys of a decoder's configuration: those that are read, and those that do not change what a head
@@ -139,6 +143,46 @@ class EagleConfig:
             )
             raise ConfigError(msg)
         return sources
+
+    @classmethod
+    def in_target(
+        cls, target: ModelConfig, family: TensorNames, stored: Collection[str]
+    ) -> EagleConfig:
+        """Return the configuration of the MTP head in the checkpoint of its target.
+
+        Args:
+            target: configuration of the target.
+            family: names of the tensors in the target's checkpoint.
+            stored: names of all tensors of the checkpoint.
+
+        Raises:
+            ConfigError: there is no MTP head among the tensors.
+        """
+        names = find_mtp_names(stored)
+        if names is None:
+            msg = (
+                "expected tensors of an MTP head (mtp_layers, mtp, eh_proj or nextn), found none; "
+                "use a checkpoint that has one"
+            )
+            raise ConfigError(msg)
+        names = names.with_layer_of(family, stored)
+        found = {names.canonical(name) for name in stored}
+        attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]
+        like = target.for_context(None).layers_like(attention[-1])
+        own = {name for name in found if not names.ignored.fullmatch(name)}
+        # Quantized checkpoints may have a head that is not quantized, also without saying so.
+        kinds = {name.rpartition(".")[2] for name in own}
+        quantization = None if kinds <= _PLAIN_TENSORS else like.quantization
+        layers = _as_stored(like, names, found, tied=False, quantization=quantization)
+        return cls(
+            "mtp",
+            layers,
+            layers.vocab_size,
+            layers.hidden_size,
+            norm_output=names.norm_output,
+            num_wide=0,
+            names=names,
+        )
 
     @classmethod
     def parse(cls, kind: str, raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
@@ -283,16 +327,11 @@ def _eagle(
 
 def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
     names = find_mtp_names(stored)
-    if names is None:
-        msg = (
-            "expected tensors of an MTP head (mtp_layers, mtp or eh_proj), found none; use a "
-            "checkpoint that has one"
-        )
-        raise ConfigError(msg)
+    if names is None or not names.own:
+        target = parse_config(raw)
+        return EagleConfig.in_target(target, get_family(target.family).names, stored)
     found = {names.canonical(name) for name in stored}
-    layers = _decoder(
-        _speculators_decoder(raw) if names.own else raw, found, raw.get("quantization_config")
-    )
+    layers = _decoder(_speculators_decoder(raw), found, raw.get("quantization_config"))
     return EagleConfig(
         "mtp",
         layers,
@@ -301,14 +340,14 @@ def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
         norm_output=names.norm_output,
         num_wide=0,
         names=names,
-        verifier=_verifier(raw) if names.own else None,
+        verifier=_verifier(raw),
         fingerprint=_fingerprint(raw),
     )
 
 
-def _decoder(raw: Mapping[str, Any], names: Collection[str], quantization: Any) -> ModelConfig:
+def _decoder(raw: Mapping[str, Any], found: Collection[str], quantization: Any) -> ModelConfig:
     """Parse the configuration of the head's layers; the tensors give their number and biases."""
-    numbers = [match[1] for name in names if (match := _LAYER_NAME.match(name))]
+    numbers = [match[1] for name in found if (match := _LAYER_NAME.match(name))]
     count = 1 + max(map(int, numbers), default=0)
     types = raw.get("layer_types")
     keys = {
@@ -318,13 +357,24 @@ def _decoder(raw: Mapping[str, Any], names: Collection[str], quantization: Any) 
     }
     keys |= {"tie_word_embeddings": False, "quantization_config": quantization}
     config = parse_config(keys).for_context(None)
-    attention, mlp = (f"layers.0.{name}" for name in ("self_attn", "mlp"))
+    return _as_stored(config, EAGLE_NAMES, found)
+
+
+def _as_stored(
+    config: ModelConfig, names: HeadNames, found: Collection[str], **changes: Any
+) -> ModelConfig:
+    """Return the configuration of a layer with those biases and norms that the file ``found`` has.
+
+    ``found`` are names in the layout ``speculators``. ``changes`` are values of other fields.
+    """
+    (query, down, out, norm) = (names.layer[name][0] for name in ("qkv", "down", "out", "q_norm"))
     return replace(
         config,
-        qkv_bias=f"{attention}.q_proj.bias" in names,
-        out_bias=f"{attention}.o_proj.bias" in names,
-        mlp_bias=f"{mlp}.down_proj.bias" in names,
-        qk_norm=f"{attention}.q_norm.weight" in names,
+        qkv_bias=f"layers.0.{query}.bias" in found,
+        out_bias=f"layers.0.{out}.bias" in found,
+        mlp_bias=f"layers.0.{down}.bias" in found,
+        qk_norm=f"layers.0.{norm}.weight" in found,
+        **changes,
     )
 
 

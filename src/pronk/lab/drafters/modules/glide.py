@@ -118,10 +118,10 @@ class GlideShape:
             raise OptionError(msg)
         numbers = tuple(range(first, first + self.layers))
         for number in numbers:
-            if not target.has_attention(number - 1):
-                kind = "recurrence" if target.recurrent_of(number - 1) else "short convolution"
+            if not target.stores_keys(number - 1):
+                kind = _kind_without_keys(target, number - 1)
                 msg = (
-                    f"cache-layer: expected target layers with attention, found a {kind} in layer "
+                    f"cache-layer: expected target layers with attention, found {kind} in layer "
                     f"{number}"
                 )
                 raise OptionError(msg)
@@ -142,6 +142,15 @@ class GlideShape:
         return replace(config, bos_id=target.bos_id)
 
 
+def _kind_without_keys(target: ModelConfig, layer: int) -> str:
+    """Return what a layer (from 0) of the target has in place of keys of its own, in words."""
+    if target.recurrent_of(layer):
+        return "a recurrence"
+    if target.convolution_of(layer):
+        return "a short convolution"
+    return "the keys of another layer"
+
+
 class _CrossAttention(Attention):
     """Attention to the keys and values of layer ``layer`` (from 0) of the target."""
 
@@ -153,9 +162,10 @@ class _CrossAttention(Attention):
         weights: DrafterWeights,
         name: str,
     ) -> None:
-        queries = replace(config, num_heads=target.num_heads, head_dim=target.head_dim)
+        head_dim = target.shape_of(layer).head_dim
+        queries = replace(config, num_heads=target.num_heads, head_dim=head_dim)
         super().__init__(queries, reads=KVSource(layer, cache=1))
-        size = target.num_heads * target.head_dim
+        size = target.num_heads * head_dim
         self.attention_norm = weights.norm(f"{name}.cross_norm", config, config.hidden_size)
         self.qkv = weights.linear(
             f"{name}.cross_query", size, config.hidden_size, self.layout("qkv")
