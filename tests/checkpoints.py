@@ -79,6 +79,19 @@ _SHARED_EXPERT = {
     "shared_expert_intermediate_size": 24,
 }
 
+# Changes of a Gemma 4: experts in place of inputs of layers, and values that are keys.
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 16,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
@@ -90,6 +103,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": _COMMON | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
     "gemma3_text": _COMMON
     | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "layer_types": _MIXED},
+    "gemma4_text": _COMMON
+    | {
+        "vocab_size_per_layer_input": VOCAB,
+        "num_hidden_layers": 6,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 30.0,
+    },
     "granite": _COMMON | _GRANITE,
     "granite_swa": _COMMON
     | _GRANITE
@@ -226,7 +252,8 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     family = model.config.model_type
     recurrent = family.startswith(("qwen3_5", "qwen3_next"))
-    offset = recurrent or family.startswith("gemma")  # gains are stored as gain - 1
+    # gains are stored as gain - 1
+    offset = recurrent or family.startswith(("gemma2", "gemma3"))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             # The first size of a tensor with the matrices of all experts is their number.
@@ -245,6 +272,24 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.normal_(0.0, 0.3, generator=generator)
         else:
             parameter.uniform_(0.5, 1.5, generator=generator)
+    if family.startswith("gemma4"):
+        soften_gemma4(model, generator)
+
+
+def soften_gemma4(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Reduce random weights of a Gemma 4, and draw the factors of its layers.
+
+    Attention scores have no other scale than the gains of queries, and large scores magnify errors
+    of rounding.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(0.25)
+        elif parameter.dim() > 1:
+            parameter.mul_(0.3 if "embed" in name else 0.6)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.5, 0.9, generator=generator)
 
 
 def transformers_logits(

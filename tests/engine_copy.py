@@ -31,6 +31,7 @@ WHOLE = (
     "test_packaging.py",
     "test_planted_faults.py",
     "test_project.py",
+    "test_public_names.py",
 )
 
 

@@ -148,7 +148,9 @@ def convert(
         # The weights of convolutions are stored without a dimension of size 1.
         theirs = str(names.get_name(name, (".weight", ".bias")))
         weight = dequantized[name]
-        kind = _kind(theirs, kinds) if weight.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
+        kind = (
+            kind_of(theirs, kinds) if weight.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
+        )
         theirs += ".weight" if theirs.endswith("attn_sinks") else ""
         # The permutation moves whole rows, so it commutes with quantization.
         stored = encode(kind, weight.squeeze(1) if weight.ndim == 3 else weight, seed)
@@ -178,7 +180,7 @@ def write_experts(
     """Write the tensors of all experts, and replace ``tensors`` by the dequantized values."""
     for seed, (name, views) in enumerate(expert_views(family, tensors).items()):
         weight = np.stack(views)
-        kind = _kind(name, kinds) if weight.ndim == 3 else "F32"
+        kind = kind_of(name, kinds) if weight.ndim == 3 else "F32"
         rows = weight.reshape(-1, weight.shape[-1])
         stored = encode(kind, rows, seed)
         writer.add_tensor(
@@ -240,7 +242,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def _kind(name: str, kinds: str | Mapping[str, str]) -> str:
+def kind_of(name: str, kinds: str | Mapping[str, str]) -> str:
     if isinstance(kinds, str):
         return kinds
     return next(

@@ -4,6 +4,7 @@ One text is computed in one pass without a KV cache. The model shares no code wi
 tables of RoPE.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ Rotations = tuple[Tensor, Tensor] | None
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: x.clamp(min=0.0) ** 2,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -113,6 +115,36 @@ def dense_rotations(rope: RopeConfig | None, length: int, dtype: torch.dtype) ->
     return cos, sin
 
 
+def route(
+    outputs: Sequence[float], mixture: MixtureConfig, correction: Sequence[float] | None = None
+) -> tuple[list[int], list[float]]:
+    """Return the experts of a row in rising order, and their weights.
+
+    ``outputs`` are those of the router; :class:`MixtureConfig` has the formulas.
+    """
+    experts = range(mixture.experts)
+    if mixture.scores == "sigmoid":
+        scores = [1 / (1 + math.exp(-each)) for each in outputs]
+    else:
+        powers = [math.exp(each - max(outputs)) for each in outputs]
+        scores = [each / sum(powers) for each in powers]
+    ranks = list(scores)
+    if correction is not None:
+        ranks = [score + added for score, added in zip(scores, correction, strict=True)]
+    size = mixture.experts // mixture.groups
+    members = [ranks[size * group : size * (group + 1)] for group in range(mixture.groups)]
+    values = [sum(sorted(each, reverse=True)[: mixture.group_best]) for each in members]
+    # ``sorted`` keeps the order of equal values.
+    groups = sorted(range(mixture.groups), key=lambda group: -values[group])[: mixture.row_groups]
+    allowed = [expert for expert in experts if expert // size in groups]
+    chosen = sorted(sorted(allowed, key=lambda expert: -ranks[expert])[: mixture.per_row])
+    weights = [scores[expert] for expert in chosen]
+    if mixture.normalized:
+        total = sum(weights) + mixture.epsilon
+        weights = [weight / total for weight in weights]
+    return chosen, [mixture.scale * weight for weight in weights]
+
+
 class DenseLayer(nn.Module):
     """A transformer layer on the rows ``[rows, hidden]`` of one text; weights are uninitialized."""
 
@@ -149,6 +181,12 @@ class DenseLayer(nn.Module):
             _linear(fold * width, config.hidden_size, bias=False) for _ in numbers
         )
         self.down = nn.ModuleList(_linear(config.hidden_size, width, bias=False) for _ in numbers)
+        if mixture.correction:
+            self.correction = nn.Parameter(torch.empty(mixture.experts))
+        if mixture.shared_width:
+            shared = mixture.shared_width
+            self.shared_up = _linear(fold * shared, config.hidden_size, bias=False)
+            self.shared_down = _linear(config.hidden_size, shared, bias=False)
 
     def forward(self, x: Tensor, rotations: Rotations, index: int, attend: Attend) -> Tensor:
         """Return the output ``[rows, hidden]``; ``index`` is the number of the layer, from 0."""
@@ -187,26 +225,23 @@ class DenseLayer(nn.Module):
         return down(activate(gate) * hidden)
 
     def _mix(self, x: Tensor) -> Tensor:
-        """Return the weighted sums of the outputs of each row's experts."""
+        """Return the weighted sums of the outputs of each row's experts, and the shared expert."""
         assert self.mixture is not None
         assert self.router is not None
         assert isinstance(self.up, nn.ModuleList)
         assert isinstance(self.down, nn.ModuleList)
         scores = self.router(x)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        best, chosen = scores.topk(self.mixture.per_row, dim=-1)
-        shares = (
-            best.softmax(-1) if self.mixture.normalized else scores.softmax(-1).gather(-1, chosen)
-        )
+        correction = self.correction.tolist() if self.mixture.correction else None
         outputs = []
-        for row in range(len(x)):
-            total = torch.zeros(x.shape[1:], dtype=shares.dtype)
-            for share, number in sorted(
-                zip(shares[row], chosen[row].tolist(), strict=True), key=lambda pair: pair[1]
-            ):
+        for row, numbers in enumerate(scores.tolist()):
+            total = torch.zeros(x.shape[1:], dtype=torch.promote_types(x.dtype, torch.float32))
+            for number, share in zip(*route(numbers, self.mixture, correction), strict=True):
                 total += share * self._mlp(self.up[number], self.down[number], x[row])
             outputs.append(total)
-        return torch.stack(outputs).to(x.dtype)
+        mixed = torch.stack(outputs).to(x.dtype)
+        if self.mixture.shared_width:
+            mixed = mixed + self._mlp(self.shared_up, self.shared_down, x)
+        return mixed
 
 
 class DenseModel(nn.Module):

@@ -135,6 +135,27 @@ _CACHE = (
         "engine/test_adapters.py",
     ),
     Fault(
+        "the correction of a router also changes the weights of experts",
+        "torch/program.py",
+        "        weights = taken.sigmoid()\n",
+        "        weights = _rank_experts(outputs, mixture, correction).gather(-1, chosen)\n",
+        "torch/test_kernels.py",
+    ),
+    Fault(
+        "a router's choice is not limited to the best groups of experts",
+        "models/kernel_program.py",
+        "        op.groups = mixture.groups\n",
+        "        op.groups = 1\n",
+        "kernels/test_experts.py",
+    ),
+    Fault(
+        "the scaling factor of a router is lost",
+        "models/kernel_program.py",
+        "        op.scale = mixture.scale\n",
+        "",
+        "kernels/test_experts.py",
+    ),
+    Fault(
         "a token leaves the sliding window one step too early",
         "kernels/csrc/attention.inc",
         "> first_held ? row->position - op->window + 1",
@@ -313,6 +334,27 @@ _SCHEDULER = (
 
 _DRAFTERS = (
     Fault(
+        "first_of counts the draft tokens of its parts for itself",
+        "drafting/combined/merged.py",
+        "ledger.with_gains(proposer.label, tree)\n",
+        "ledger.with_gains(self.label, tree)\n",
+        "drafting/shared/test_composite.py",
+    ),
+    Fault(
+        "options that a drafter declares are not checked",
+        "drafting/proposer.py",
+        '        check_options(self, f"{self.name}: ")\n',
+        "",
+        "drafting/test_names.py::test_declared_options_of_a_subclass_are_checked",
+    ),
+    Fault(
+        "an option that is declared by a text is not checked",
+        "base/options.py",
+        '    if isinstance(annotation, str) and "Annotated[" in annotation:\n',
+        "    if False:\n",
+        "base/test_options.py",
+    ),
+    Fault(
         "texts of the rejection rule become draft tokens of other requests",
         "drafting/from_text/suffix.py",
         "        state.private = outcome.params.rejects\n",
@@ -325,6 +367,13 @@ _DRAFTERS = (
         "[draft.outputs[parent] for parent in draft.parents[computed:]]",
         "[draft.outputs[-1] for parent in draft.parents[computed:]]",
         "drafting/from_target/test_eagle3.py",
+    ),
+    Fault(
+        "tokens that a module skips keep KV slots, whose rows other requests then reuse",
+        "drafting/shared/draft_cache.py",
+        "        self.pool.release_before(self.block_table, position)\n",
+        "",
+        "drafting/shared/test_draft_cache.py",
     ),
     Fault(
         "an MTP block reads the hidden state before the embedding",
@@ -465,7 +514,73 @@ _FILES = (
     ),
 )
 
+_GEMMA4 = (
+    Fault(
+        "a layer reads the keys of the last but one layer of its kind",
+        "models/families/gemma4.py",
+        "reads=last[window])\n",
+        "reads=last[window] - 2)\n",
+        "models/families/test_gemma4.py::test_200_greedy_tokens_equal_transformers",
+    ),
+    Fault(
+        "all rows of a pass have the layer embeddings of its first token",
+        "kernels/csrc/ops.inc",
+        "load_table_row(op, p->tokens[r], width, embedded);",
+        "load_table_row(op, p->tokens[0], width, embedded);",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "layers with a window have the rotations of full attention",
+        "models/families/gemma4.py",
+        'keys.number("rope.freq_base_swa", 10000.0, bound=1)',
+        'keys.number("rope.freq_base", 10000.0, bound=1)',
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "the factor of a layer's output is left out",
+        "models/decoder.py",
+        "            program.norm(None, scale=float(self.scalar[0]))\n",
+        "            pass\n",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "values have no norm",
+        "models/decoder.py",
+        "        if config.value_norm:\n",
+        "        if config.value_norm and config.is_plain:\n",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "factors of experts are left out",
+        "models/kernel_program.py",
+        "op.expert_scale = self._keep_alive(expert_scale)",
+        "op.expert_scale = self._keep_alive(None)",
+        "models/families/test_gemma4.py::test_gguf_files_of_full_precision",
+    ),
+    Fault(
+        "layers that read the keys of others count as memory of the cache",
+        "cache/layout.py",
+        "filter(config.stores_keys, range(config.num_layers))",
+        "filter(config.has_attention, range(config.num_layers))",
+        "models/families/test_gemma4.py::test_pools_have_the_shapes_of_their_layers",
+    ),
+    Fault(
+        "moved rows have the size of the heads of the first layer",
+        "cache/paged.py",
+        "                    shape = config.shape_of(layer)\n                    kinds",
+        "                    shape = config.shape_of(0)\n                    kinds",
+        "engine/test_equality.py::test_other_models",
+    ),
+)
+
 _TEXTS = (
+    Fault(
+        "strings may escape letters where names are not excluded by expressions",
+        "text/json_schema/translation.py",
+        "            has_control_escapes=self._names_by_pattern,\n",
+        "            has_control_escapes=not self.intersects_open_names,\n",
+        "text/json_schema/test_relax.py::test_names_stay_exact_without_a_control_character",
+    ),
     Fault(
         "a stop string that spans tokens is printed in part",
         "text/stream.py",
@@ -524,6 +639,13 @@ _SERVER = (
         "                    if size > limit:\n",
         '                    if size > limit and length != b"0":\n',
         "server/test_limits.py",
+    ),
+    Fault(
+        "the messages of a body are freed in one call",
+        "server/protocol/request.py",
+        "            info.context.append(body)\n",
+        "            info.context[:] = [body]\n",
+        "server/test_garbage.py::test_bodies_are_freed_in_slices",
     ),
     Fault(
         "the header of ignored fields is missing on streams",
@@ -672,6 +794,7 @@ FAULTS = (
     *_SCHEDULER,
     *_DRAFTERS,
     *_FILES,
+    *_GEMMA4,
     *_TEXTS,
     *_SERVER,
     *_COMMANDS,

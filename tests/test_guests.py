@@ -30,6 +30,21 @@ from pronk import PromptLookup
 class Eager(PromptLookup):
     name = "eager"
 """
+FAULTY = """
+from dataclasses import dataclass
+from typing import Annotated
+from pronk import Drafter
+from pronk.base import Option
+
+@dataclass(frozen=True)
+class Faulty(Drafter):
+    name = "faulty"
+    model: str
+    num_tokens: Annotated[int, Option("Number of draft tokens.", low=1, high=64)] = 4
+
+    def bind(self, target):
+        raise LookupError(self.model)
+"""
 COMMAND = """
 from typing import Annotated
 import typer
@@ -91,6 +106,74 @@ def test_a_drafter_is_available_everywhere(install: Install) -> None:
     assert found.stats.accepted > 0
     with pytest.raises(OptionError, match=r"expected one of .*eager"):
         make_drafter("eagre")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("faulty", "drafter: faulty: expected model=…, found none; write faulty(model=…)"),
+        (
+            "faulty(model='m', num_tokens='a')",
+            "faulty: num_tokens: expected an integer in 1..64, found 'a'",
+        ),
+        (
+            "suffix, faulty(model='m', num_tokens=-3)",
+            "faulty: num_tokens: expected an integer in 1..64, found -3",
+        ),
+        (
+            "faulty(model='m')",
+            "drafter faulty: expected bind() to return a Proposer, found LookupError: m; correct it",
+        ),
+        (
+            "suffix, faulty(model='m')",
+            "drafter faulty: expected bind() to return a Proposer, found LookupError: m; correct it",
+        ),
+    ],
+)
+def test_a_faulty_drafter_is_an_error_of_one_line(
+    drafter: str, message: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(FAULTY, {"pronk.drafters": "faulty = stranger:Faulty"})
+    spec = f"first_of({drafter})" if "suffix" in drafter else drafter
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "a", "--model", "pronk-tiny", "--drafter", spec])
+    assert capsys.readouterr().err.splitlines()[-1] == f"pronk: error: {message}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "hasty = stranger:Eager",
+            (
+                "drafter: hasty: expected Eager.name to equal its entry point, found 'eager'; write "
+                "name = 'hasty' in the class"
+            ),
+        ),
+        (
+            "eager = stranger:make",
+            (
+                "drafter: eager: expected its entry point to name a subclass of pronk.Drafter, found "
+                "<function make"
+            ),
+        ),
+        (
+            "eager = stranger:Lazy",
+            (
+                "drafter: eager: expected its entry point to name a subclass of pronk.Drafter, found "
+                "Lazy; correct it in pyproject.toml and install the package again"
+            ),
+        ),
+    ],
+)
+def test_an_entry_point_names_a_drafter_of_its_name(
+    entry: str, message: str, install: Install
+) -> None:
+    code = f"{DRAFTER}\ndef make():\n    return Eager()\n\nclass Lazy:\n    pass\n"
+    install(code, {"pronk.drafters": entry})
+    with pytest.raises(OptionError) as error:
+        make_drafter(entry.partition(" ")[0])
+    assert str(error.value).startswith(message)
 
 
 def test_a_command(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from pronk.cache.layout import PoolLayout, fill_poison
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts, StatePool
 from pronk.checkpoint.config import (
+    AttentionShape,
     ConvolutionConfig,
     MixtureConfig,
     ModelConfig,
@@ -119,12 +120,16 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     - ``others``: ``outputs``, ``growth`` and factors, which are all fields that ``gemma`` does not
       set.
     - ``experts``: a mixture of experts in all layers but the second.
+    - ``routers``: as ``experts``, with a shared expert, groups of experts, MLPs without a gate, and
+      a router whose scores are corrected for the choice.
     - ``convolutions``: a short convolution in all layers but the second.
 
     - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
+    - ``gemma4``: layers of different shapes, the last two of which read the keys of the first two;
+      inputs of layers; experts with separate norms in the second layer.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
-    nor ``recurrent``.
+    nor ``recurrent`` nor ``gemma4``.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
@@ -158,6 +163,19 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
         return {
             "mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)
         }
+    if name == "routers":
+        mixture = replace(
+            special_fields("experts", head_dim, layers)["mixture"],
+            experts=12,
+            scores="sigmoid",
+            correction=True,
+            groups=4,
+            row_groups=2,
+            scale=1.5,
+            epsilon=1e-20,
+            shared_width=24,
+        )
+        return {"mixture": mixture, "gated": False, "activation": "relu2"}
     if name == "convolutions":
         layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
         return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
@@ -167,7 +185,46 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
             layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
         )
         return {"recurrent": recurrent, "gated_attention": True}
+    if name == "gemma4":
+        return _gemma4_fields(head_dim, layers)
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
+
+
+def _gemma4_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    first = AttentionShape(2, head_dim)
+    second = AttentionShape(1, 2 * head_dim, tied_values=True)
+    own = (first, second) * (layers // 2 - 1)
+    readers = (replace(first, reads=0), replace(second, reads=1, tied_values=False))
+    shapes = own + readers
+    ropes = tuple(
+        RopeConfig(shape.head_dim, 500.0 if layer % 2 else 10000.0)
+        for layer, shape in enumerate(shapes)
+    )
+    mixture = MixtureConfig(
+        experts=5,
+        per_row=2,
+        width=24,
+        normalized=True,
+        layers=tuple(layer == 1 for layer in range(layers)),
+        shared_width=40,
+        separate_norms=True,
+        expert_scales=True,
+    )
+    return {
+        "activation": "gelu_tanh",
+        "norm_places": "both",
+        "qk_norm": True,
+        "value_norm": True,
+        "layer_scalars": True,
+        "layer_input_size": 8,
+        "attention_shapes": shapes,
+        "intermediate_sizes": (48,) * (layers - 2) + (96,) * 2,
+        "layer_ropes": ropes,
+        "mixture": mixture,
+        "attention_scale": 1.0,
+        "embedding_scale": 3.0,
+        "logits_cap": 9.0,
+    }
 
 
 @cache
@@ -183,7 +240,7 @@ def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> Dense
             elif parameter.dim() > 1:
                 gain = 4.0 if name.startswith("head") else 2.0
                 parameter.normal_(0.0, gain * parameter.shape[1] ** -0.5, generator=generator)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "correction")):
                 parameter.normal_(0.0, 0.3, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
@@ -241,6 +298,9 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
     for index, (own, layer) in enumerate(zip(module.layers, decoder.layers, strict=True)):
         for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
             setattr(layer, name, norm(getattr(own, name)))
+        if config.attention_shapes:
+            add_shapes(layer, index, linear, own.out.weight)
+            continue
         if config.recurrent_of(index) is not None:
             set_linears(layer, own, linear, "up", "down")
             add_recurrence(layer, linear, own.out.weight)
@@ -252,6 +312,8 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
             continue
         set_linears(layer, own, linear, "up", "down")
         add_convolution(layer, linear, own.out.weight)
+    if decoder.layer_inputs is not None:
+        add_layer_inputs(decoder, linear)
     return decoder
 
 
@@ -281,6 +343,11 @@ def set_linears(layer: Layer, own: DenseLayer, linear: LinearFactory, *names: st
         )
     if own.router is not None:
         layer.router = linear(to_array(own.router.weight.float()), None, layer.layout("router"))
+        assert own.mixture is not None
+        if own.mixture.correction:
+            layer.correction = to_array(own.correction.float())
+        if own.mixture.shared_width:
+            names = (*names, "shared_up", "shared_down")
     for name in names:
         part = getattr(own, name)
         if isinstance(part, torch.nn.ModuleList):
@@ -313,6 +380,75 @@ def add_convolution(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> 
     layer.out = linear(
         draw(hidden, hidden, scale=hidden**-0.5), draw(hidden, scale=0.3), layer.layout("out")
     )
+
+
+def add_shapes(layer: Layer, index: int, linear: LinearFactory, like: torch.Tensor) -> None:
+    """Set random weights of a layer of the kind ``gemma4``, with the dtype of ``like``.
+
+    The seed is made from ``like``. ``index`` is the number of the layer, from 0.
+    """
+    config = layer.config
+    dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
+    hidden = config.hidden_size
+    dtype = to_array(like).dtype
+
+    def draw(outputs: int, inputs: int) -> Array:
+        return (inputs**-0.5 * dice.standard_normal((outputs, inputs))).astype(dtype)
+
+    def norm(size: int, scale: float = 1.0) -> Norm:
+        return Norm.of(config, (scale * dice.uniform(0.5, 1.5, size)).astype(np.float32))
+
+    def project(name: str, outputs: int, inputs: int) -> None:
+        setattr(layer, name, linear(draw(outputs, inputs), None, layer.layout(name)))
+
+    queries, keys, _ = config.qkv_sizes
+    weights = [draw(queries, hidden)]
+    layer.q_norm = norm(config.head_dim)
+    if config.stores_keys(index):
+        layer.k_norm = norm(config.head_dim)
+        weights += [draw(keys, hidden), draw(keys, hidden)]
+    if config.shape_of(index).tied_values:
+        weights[2] = weights[1]
+    layer.qkv = linear(np.concatenate(weights), None, layer.layout("qkv"))
+    project("out", hidden, queries)
+    project("input_gate", config.layer_input_size, hidden)
+    project("input_projection", hidden, config.layer_input_size)
+    layer.input_norm = norm(hidden)
+    layer.scalar = np.float32([0.8])
+    mixture = config.mixture_of(index)
+    if mixture is None:
+        project("up", 2 * config.intermediate_size, hidden)
+        project("down", hidden, config.intermediate_size)
+        return
+    project("shared_up", 2 * mixture.shared_width, hidden)
+    project("shared_down", hidden, mixture.shared_width)
+    router = draw(mixture.experts, hidden).astype(np.float32)
+    layer.router = linear(router, None, layer.layout("router"))
+    layer.router_norm = norm(hidden, 2.0)
+    layer.expert_norm = norm(hidden)
+    layer.expert_output_norm = norm(hidden)
+    layer.shared_output_norm = norm(hidden)
+    layer.expert_scale = dice.uniform(0.5, 1.5, mixture.experts).astype(np.float32)
+    sizes = {"up": (2 * mixture.width, hidden), "down": (hidden, mixture.width)}
+    for name, (outputs, inputs) in sizes.items():
+        experts = getattr(layer, name)
+        for number in range(mixture.experts):
+            experts.set(number, linear(draw(outputs, inputs), None, experts.layout))
+
+
+def add_layer_inputs(decoder: Decoder, linear: LinearFactory) -> None:
+    """Set random inputs of layers, with the dtype of the embedding."""
+    inputs = decoder.layer_inputs
+    assert inputs is not None
+    config = decoder.config
+    dice = np.random.default_rng(config.num_layers)
+    size = config.layer_input_size
+    width = config.num_layers * size
+    dtype = decoder.embedding.dtype
+    inputs.table = dice.standard_normal((config.vocab_size, width)).astype(dtype)
+    weight = dice.standard_normal((width, config.hidden_size)).astype(dtype)
+    inputs.projection = linear(weight, None, inputs.layout("projection"))
+    inputs.norm = Norm.of(config, dice.uniform(0.5, 1.5, size).astype(np.float32))
 
 
 def add_recurrence(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
@@ -395,7 +531,7 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     Both are ``[kv_heads, tokens, head_dim]``.
 
     Of a layer with a short convolution, the keys are its states ``[1, tokens, hidden]``, and there
-    are no values.
+    are no values. Of a layer that reads the keys of another one, there is neither.
     """
     slots = cache.slots(
         block_table, block_table.num_released * cache.block_size, block_table.length
@@ -403,9 +539,10 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
-    key_layout = next(
-        layout for layout, pool in cache._layouts_and_pools() if pool is cache.keys[layer]
-    )
+    # Without keys, ``_layouts_and_pools`` leaves the pool out.
+    pools = cache._layouts_and_pools()
+    layouts = (layout for layout, pool in pools if pool is cache.keys[layer])
+    key_layout = next(layouts, cache._key_layout)
     return _numbers(key_layout, cache.keys[layer], slots), _numbers(
         cache._value_layout, cache.values[layer], slots
     )

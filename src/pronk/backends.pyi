@@ -47,6 +47,7 @@ from pronk.models.linear import Norm as Norm
 from pronk.models.linear import WeightLayout as WeightLayout
 from pronk.models.model_runner import ForwardResult as ForwardResult
 from pronk.models.model_runner import ModelRunner as ModelRunner
+from pronk.models.program import HeadNorms as HeadNorms
 from pronk.models.program import KVSource as KVSource
 from pronk.models.program import OutputRange as OutputRange
 from pronk.models.program import Program as Program

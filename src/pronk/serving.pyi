@@ -4,7 +4,9 @@ from pronk.async_llm import EngineLoad as EngineLoad
 from pronk.async_llm import split_prompts as split_prompts
 from pronk.async_llm import time_limit as time_limit
 from pronk.engine.options import LLMOptions as LLMOptions
+from pronk.engine.options import ScheduleOptions as ScheduleOptions
 from pronk.engine.request import Request as Request
+from pronk.engine.request import Token as Token
 from pronk.engine.request_factory import RequestFactory as RequestFactory
 from pronk.engine.request_factory import params_per_prompt as params_per_prompt
 from pronk.engine.request_factory import stop_ids_with_eos as stop_ids_with_eos

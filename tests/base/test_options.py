@@ -16,7 +16,15 @@ from waiting import HUNG
 
 
 class Oven:
-    """The options below are declared by objects, not by texts, as their module has to."""
+    """A type that the options below name by a text."""
+
+
+@dataclass(frozen=True)
+class OvenOptions:
+    """Options whose annotations are texts, because this module imports them from the future."""
+
+    degrees: Annotated[int, Option("Temperature in Celsius.", low=50, high=300)] = 220
+    name: str = "oven"
 
 
 def declare() -> Any:
@@ -143,3 +151,13 @@ print({"numpy", "torch", "pydantic", "pronk.engine.engine", "pronk.llm", "pronk.
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_annotations_that_are_texts_declare_options() -> None:
+    assert isinstance(inspect.get_annotations(OvenOptions)["degrees"], str)
+    (declared,) = declared_options(OvenOptions).values()
+    assert (declared.name, declared.kind, declared.option.high) == ("degrees", int, 300)
+    check_options(OvenOptions())
+    with pytest.raises(OptionError) as error:
+        check_options(OvenOptions(degrees=7), "oven: ")
+    assert str(error.value) == "oven: degrees: expected an integer in 50..300, found 7"

@@ -59,6 +59,39 @@ def test_links_of_all_pages_resolve(links: ModuleType) -> None:
     assert {page: lines for page, lines in found.items() if lines} == {}
 
 
+def reachable(links: ModuleType, start: Path) -> set[Path]:
+    """Return the pages that a reader reaches from a page by relative links, the page included.
+
+    Links in the changelog do not count: it has the pages of the last changes only.
+    """
+    found = set[Path]()
+    pending = [start.resolve()]
+    while pending:
+        page = pending.pop()
+        is_page = page.suffix == ".md" and page.is_file() and page.name != "CHANGELOG.md"
+        if page in found or not is_page:
+            continue
+        found.add(page)
+        targets = links.relative_links(page.read_text(encoding="utf-8"))
+        pending += [(page.parent / target).resolve() for target, _ in targets if target]
+    return found
+
+
+def test_every_page_is_reached_from_the_readme(links: ModuleType) -> None:
+    pages = {path.resolve() for path in (ROOT / "docs").rglob("*.md")}
+    assert len(pages) > 40
+    missing = pages - reachable(links, ROOT / "README.md")
+    assert {str(page.relative_to(ROOT)) for page in missing} == set()
+
+
+def test_pages_without_links_to_them_are_found(links: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "start.md").write_text("[a](a.md#x) [the web](https://example.org/c.md)\n")
+    (tmp_path / "a.md").write_text("# X\n\n[back](start.md)\n\n```\n[c](c.md)\n```\n")
+    (tmp_path / "c.md").write_text("[a](a.md)\n")
+    found = reachable(links, tmp_path / "start.md")
+    assert {page.name for page in found} == {"start.md", "a.md"}
+
+
 def test_broken_links_are_found(links: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
@@ -99,6 +132,32 @@ def test_paths_in_the_source_exist() -> None:
     }
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def unknown_files(markdown: str) -> list[str]:
+    """Return the files of code that a page names in backticks, and that no folder has."""
+    text = re.sub(r"^```.*?^```\s*?$", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    names = re.findall(r"`([\w./-]+\.(?:py|pyi|cpp|inc|h))`", text)
+    homes = (ROOT, ROOT / "src" / "pronk")
+    return [name for name in names if not any((home / name).is_file() for home in homes)]
+
+
+def test_files_of_code_are_named_with_their_folder() -> None:
+    """A path starts at the repository or at ``src/pronk``. Old entries of the log may name others."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    texts = {
+        str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+        for page in pages
+        if page.name != "log.md"
+    }
+    assert sum(text.count(".py`") for text in texts.values()) > 100
+    found = {page: unknown_files(text) for page, text in texts.items()}
+    assert {page: names for page, names in found.items() if names} == {}
+
+
+def test_files_without_their_folder_are_found() -> None:
+    page = "`engine/engine.py` `ledger.py` `README.md`\n\n```\n`gone.py`\n```\n"
+    assert unknown_files(page) == ["ledger.py"]
 
 
 def test_every_drafter_has_a_page_with_its_options() -> None:

@@ -266,9 +266,9 @@ def assert_no_blocks(drafter: Proposer[Any]) -> None:
     """Check that no request holds a block of the caches of a drafter's models."""
     assert drafter.models
     for model in drafter.models:
-        owners = (getattr(model, name, None) for name in ("module", "runner"))
-        owner: Any = next((each for each in owners if each is not None), model)
-        allocator = owner.cache.allocator
+        module = getattr(model, "module", None)
+        pool = getattr(model, "runner", model).cache if module is None else module.pool
+        allocator = pool.allocator
         assert allocator.num_free == allocator.num_blocks
         assert not any(allocator.references)
 

@@ -2,12 +2,13 @@
 
 import math
 import re
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 import pytest
 
 from pronk.base.errors import OptionError
+from pronk.base.options import Option
 from pronk.drafting import REGISTRY, PromptLookup, make_drafter
 from pronk.drafting.registry import DRAFTERS
 
@@ -30,6 +31,21 @@ def test_options_out_of_range_are_refused(name: str) -> None:
             assert repr(value) in message
             assert re.search(r"\d+\.\.\d+|at (least|most)|above|true or false", message), message
             assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_declared_options_of_a_subclass_are_checked(name: str) -> None:
+    """The author of a subclass declares a range, and calls no check."""
+
+    @dataclass(frozen=True)
+    class More(REGISTRY[name]):  # type: ignore[misc]
+        more: Annotated[int, Option("More.", low=1, high=3)] = 2
+
+    assert More().more == 2
+    for value in (0, 4, "a"):
+        with pytest.raises(OptionError) as error:
+            More(more=value)
+        assert str(error.value) == f"{name}: more: expected an integer in 1..3, found {value!r}"
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -220,6 +220,7 @@ def test_texts_of_plain_decoding_end_at_stop_strings_with_a_special_token() -> N
         assert request.result.text == before.replace("<|11|>", "")
 
 
+GEMMA4: dict[str, Any] = {"special": "gemma4", "windows": (50, None, 50, None)}
 VARIANTS: dict[str, dict[str, Any]] = {
     "group 1": {"heads": 4, "kv_heads": 4},
     "group 2": {"heads": 4, "kv_heads": 2},
@@ -234,6 +235,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma": {"special": "gemma", "windows": (50, None)},
     "other deviations": {"special": "others", "windows": (None, 50, None)},
     "experts": {"special": "experts"},
+    "routers": {"special": "routers", "windows": (None, None, 50)},
     "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "convolutions": {"special": "convolutions", "windows": (None, None, None)},
     "convolutions, int4": {
@@ -249,6 +251,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "windows": (None, None, None),
         "kv_dtype": INT8,
     },
+    "gemma4": GEMMA4,
+    "gemma4, int8 cache": GEMMA4 | {"kv_dtype": INT8, "weights": "int4"},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -273,7 +277,7 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
 
 
 DEVIATING = pytest.mark.parametrize(
-    "variant", ["gemma", "other deviations", "convolutions", "recurrent"]
+    "variant", ["gemma", "gemma4", "other deviations", "convolutions", "recurrent"]
 )
 
 
@@ -322,7 +326,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("variant", ["convolutions", "recurrent"])
+@pytest.mark.parametrize("variant", ["convolutions", "gemma4", "recurrent"])
 @pytest.mark.parametrize("name", ["recycling", "suffix", "eagle3 tree", "auto"])
 def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) -> None:
     """Trees, chains, first layers and kept features."""

@@ -122,6 +122,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "two windows": {"windows": (50, 30)},
     "a window and none": {"windows": (50, None)},
     "heads of 32": {"head_dim": 32, "kv_heads": 3},
+    "heads of several sizes": {"special": "gemma4", "windows": (50, None, 50, None)},
 }
 
 

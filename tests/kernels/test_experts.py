@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import covering_array
 from gguf_files import QUANTIZED, random_blocks
+from oracle import route
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
-from pronk.checkpoint.config import MixtureConfig
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.checkpoint.gguf.blocks import BlockMatrix, BlockRows
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
@@ -47,19 +49,15 @@ class Mixture:
         return stream.astype(np.float32), experts_read
 
     def chosen(self, x: Array) -> tuple[Array, Array]:
-        """Return the experts of each row in rising order, and their weights, computed by NumPy in
-        float64.
-        """
+        """Return the experts of each row in rising order, and their weights, by a slow loop."""
         assert self.layer.router is not None
         mixture = self.layer.up.mixture
-        scores = (
+        outputs = (
             normalized(x.astype(self.dtype)).astype(np.float64)
             @ self.layer.router.packed.unpack().T
         )
-        experts = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : mixture.per_row], axis=1)
-        power = np.exp(scores)
-        taken = np.take_along_axis(power, experts, axis=1)
-        return experts, taken / (taken if mixture.normalized else power).sum(1, keepdims=True)
+        pairs = [route(row, mixture, self.layer.correction) for row in outputs]
+        return np.array([each[0] for each in pairs]), np.array([each[1] for each in pairs])
 
     def expected(self, x: Array) -> Array:
         """Return the output of all rows, computed by NumPy in float64."""
@@ -74,10 +72,18 @@ class Mixture:
         }
         for row, (numbers, parts) in enumerate(zip(experts, shares, strict=True)):
             for number, share in zip(numbers, parts, strict=True):
-                ups_and_gates, down = weights[number]
-                gate, up = np.split(ups_and_gates @ normed[row], 2)
-                made[row] += share * (down @ (gate / (1 + np.exp(-gate)) * up))
+                up, down = weights[number]
+                hidden = activate(self.layer.config, up @ normed[row])
+                made[row] += share * (down @ hidden)
         return made
+
+
+def activate(config: ModelConfig, up: Array) -> Array:
+    """Return the activations of an expert's outputs ``[gate, up]``, or ``[up]`` without a gate."""
+    if not config.gated:
+        return np.maximum(up, 0.0) ** 2
+    gate, value = np.split(up, 2)
+    return gate / (1 + np.exp(-gate)) * value
 
 
 def normalized(x: Array) -> Array:
@@ -102,9 +108,12 @@ def make(
     backend: Backend | None = None,
     *,
     clamped: str | None = None,
+    gated: bool = True,
     **changes: Any,
 ) -> Mixture:
     """Return a mixture of experts; super-blocks need sizes that are multiples of 256.
+
+    Without a gate, the activation is relu².
 
     ``clamped``: the gate is clamped, and the router, the gate or the up projection has a row of
     NaN.
@@ -113,6 +122,8 @@ def make(
     hidden = 256 if form.endswith("_K") else 96
     width = 256 if form.endswith("_K") else 160 if form in QUANTIZED else mixture.width
     config = replace(tiny_config(hidden=hidden), norm_eps=1e-5, clamped_gate=clamped is not None)
+    if not gated:
+        config = replace(config, gated=False, activation="relu2")
     mixture = replace(mixture, width=width)
     layer = Layer(config, mixture)
     chosen = backend or KernelBackend(kernels)
@@ -121,7 +132,10 @@ def make(
     if clamped == "router":
         router[4] = np.nan
     layer.router = Linear(chosen, router * np.float32(0.2), None, layer.layout("router"), None)
-    for experts, outputs, inputs in ((layer.up, 2 * width, hidden), (layer.down, hidden, width)):
+    if mixture.correction:
+        layer.correction = some_rows(1, mixture.experts, 7)[0]
+    ups = 2 * width if gated else width
+    for experts, outputs, inputs in ((layer.up, ups, hidden), (layer.down, hidden, width)):
         assert isinstance(experts, Experts)
         for number in range(mixture.experts):
             seed = 2 * number + (experts is layer.down)
@@ -218,6 +232,76 @@ def test_numbers_of_experts(kernels: Kernels, experts: int) -> None:
             assert np.abs(made.run(x)[0] - made.expected(x)).max() < 2e-5
 
 
+ROUTERS: dict[str, tuple[Any, ...]] = {
+    "scores": ("softmax", "sigmoid"),
+    "correction": (False, True),
+    "groups": (1, 2, 4),
+    "group_best": (1, 2),
+    "normalized": (False, True),
+    "scale": (1.0, 2.5),
+    "epsilon": (0.0, 0.5),
+    "gated": (False, True),
+}
+
+
+def routers() -> list[dict[str, Any]]:
+    """Return routers in which all pairs of values of :data:`ROUTERS` occur."""
+    sizes = [len(values) for values in ROUTERS.values()]
+    cases = []
+    for numbers in covering_array(sizes, 2):
+        pairs = zip(ROUTERS.items(), numbers, strict=True)
+        case = {name: values[number] for (name, values), number in pairs}
+        case["row_groups"] = min(2, case["groups"])
+        if case["scores"] == "softmax":
+            case["epsilon"] = 0.0
+        cases.append(case)
+    return cases
+
+
+@EVERY
+@pytest.mark.parametrize("router", routers(), ids=str)
+def test_routers_are_those_of_a_slow_loop(kernels: Kernels, router: dict[str, Any]) -> None:
+    made = make(kernels, "float32", experts=20, per_row=3, **router)
+    x = some_rows(12, made.layer.config.hidden_size)
+    found, experts_read = made.run(x)
+    assert np.abs(found - made.expected(x)).max() < 5e-5
+    chosen = made.chosen(x)[0]
+    assert experts_read == len(set(chosen.flatten().tolist()))
+    alone = np.concatenate([made.run(x[row : row + 1])[0] for row in range(len(x))])
+    assert same(found, alone)
+    if router["correction"]:  # else the test would not see a correction that is left out
+        made.layer.correction = None
+        assert (made.chosen(x)[0] != chosen).any()
+    if router["groups"] > router["row_groups"]:
+        mixture = replace(made.layer.up.mixture, groups=1, row_groups=1)
+        outputs = normalized(x).astype(np.float64) @ made.layer.router.packed.unpack().T
+        correction = made.layer.correction
+        free = np.array([route(row, mixture, correction)[0] for row in outputs])
+        assert (free != chosen).any()
+
+
+@EVERY
+def test_equal_ranks_choose_the_first_groups_and_experts(kernels: Kernels) -> None:
+    groups = {"groups": 4, "row_groups": 2, "experts": 12, "per_row": 4}
+    made = make(kernels, "float32", scores="sigmoid", **groups)
+    layer = made.layer
+    hidden = layer.config.hidden_size
+    zeros = np.zeros((12, hidden), np.float32)
+    layer.router = Linear(made.backend, zeros, None, layer.layout("router"), None)
+    x = some_rows(3, hidden)
+    assert made.chosen(x)[0].tolist() == [[0, 1, 2, 3]] * 3
+    assert np.abs(made.run(x)[0] - made.expected(x)).max() < 2e-5
+
+
+@EVERY
+def test_a_correction_that_is_not_a_number_is_not_hidden(kernels: Kernels) -> None:
+    made = make(kernels, "float32", correction=True)
+    assert made.layer.correction is not None
+    made.layer.correction[5] = np.nan
+    found = made.run(some_rows(6, made.layer.config.hidden_size))[0]
+    assert np.isnan(found).any(axis=1).all()
+
+
 @EVERY
 @EACH
 def test_experts_without_rows_are_not_read(form: str, kernels: Kernels) -> None:
@@ -269,7 +353,17 @@ def refused(**changes: Any) -> Callable[[], object]:
     return lambda: make(candidates()[0], "float32", **changes).run(some_rows(1, 96))
 
 
-@pytest.mark.parametrize("call", [refused(experts=2), refused(experts=1025)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        refused(experts=2),
+        refused(experts=1025),
+        refused(groups=2),  # 7 experts
+        refused(experts=8, groups=4, row_groups=1),  # 2 experts for 3 places
+        refused(experts=8, groups=4, row_groups=5),
+        refused(experts=8, groups=4, row_groups=2, group_best=3),
+    ],
+)
 def test_numbers_that_the_kernels_lack_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(AssertionError, match="unsupported shape"):
         call()

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import MakeCheckpoint, transformers_choices, transformers_logits
+from checkpoints import (
+    GEMMA4_EXPERTS,
+    MakeCheckpoint,
+    transformers_choices,
+    transformers_logits,
+)
 from oracle import torch_dtype
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
@@ -59,6 +64,12 @@ GEMMA_CAPPED = {
     "head_dim": 20,
     "final_logit_softcapping": 2.0,
     "tie_word_embeddings": False,
+}
+GEMMA4_NEITHER = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "num_global_key_value_heads": 3,
+    "sliding_window": 3,
 }
 LFM2_LAST = ["full_attention", "conv", "conv"]
 LFM2_BIASED = {
@@ -228,6 +239,12 @@ CASES = [
         "qwen3_moe",
         {"save_dtype": torch.bfloat16, "shard_size": "20KB"},
     ),
+    Case("inputs of layers, shared keys", "gemma4_text", {}),
+    Case("one token", "gemma4_text", {}, 1),
+    Case("experts, values that are keys", "gemma4_text", GEMMA4_EXPERTS),
+    Case("neither", "gemma4_text", GEMMA4_NEITHER | {"tie_word_embeddings": False}),
+    Case("experts in bfloat16", "gemma4_text", GEMMA4_EXPERTS | {"save_dtype": torch.bfloat16}),
+    Case("a layer stores keys, all others share", "gemma4_text", {"num_kv_shared_layers": 4}),
     Case("short convolutions", "lfm2", {}),
     Case("four taps, biases, one head each, not tied", "lfm2", LFM2_BIASED),
     Case(
@@ -345,6 +362,7 @@ def test_names_of_multimodal_checkpoints(
 DENSE = [
     "gemma2",
     "gemma3_text",
+    "gemma4_text",
     "granite",
     "granite_swa",
     "ministral3",

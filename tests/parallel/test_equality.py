@@ -67,7 +67,7 @@ def test_trees_on_several_workers(name: str, options: str, monkeypatch: pytest.M
         assert (fetched[False] > 0) == (made.num_shared_passes > 0)
 
 
-@pytest.mark.parametrize("variant", ["gemma", "other deviations", "convolutions"])
+@pytest.mark.parametrize("variant", ["gemma", "gemma4", "other deviations", "convolutions"])
 def test_deviating_models(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     partition_randomly(monkeypatch)
     shape = VARIANTS[variant]

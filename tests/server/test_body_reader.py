@@ -260,9 +260,9 @@ def test_large_bodies_are_read_and_checked_in_other_threads(
     def noted(name: str) -> Any:
         function = getattr(ChatRequest, name)
 
-        def note(*arguments: Any) -> Any:
+        def note(*arguments: Any, **options: Any) -> Any:
             threads[name] = threading.current_thread().name
-            return function(*arguments)
+            return function(*arguments, **options)
 
         return note
 

@@ -247,11 +247,11 @@ def test_a_small_request_waits_for_no_large_body(
     begun = threading.Event()
     read = BodyReader._read
 
-    def wait(reader: BodyReader, kind: Any, data: bytes) -> Any:
+    def wait(reader: BodyReader, kind: Any, data: bytes, objects: list[Any]) -> None:
         if len(data) > SMALL_JOB:
             begun.set()
             assert gate.wait(HUNG)
-        return read(reader, kind, data)
+        read(reader, kind, data, objects)
 
     monkeypatch.setattr(BodyReader, "_read", wait)
     large = SMALL | {"metadata": {"x": "x" * 2 * SMALL_JOB}}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tokenizers import (
     trainers,
 )
 
+from gemma4_files import write_gemma4_bpe
 from gguf_files import finish, write_bytes_bpe
 from pronk.base.errors import TokenizerError
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
@@ -151,6 +153,57 @@ def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
     plain = Tokenizer(theirs)
     assert mine.fingerprint == plain.fingerprint
     assert mine.special_ids == plain.special_ids == {0, 1}
+
+
+def gemma4_model() -> dict[str, Any]:
+    """Return vocabulary and merges of a small BPE with visible spaces, a token for each byte, and
+    no token with line ends and other characters.
+    """
+    trained_bpe = tokenizers.Tokenizer(models.BPE())
+    trained_bpe.normalizer = normalizers.Replace(" ", "\u2581")
+    trained_bpe.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    lines = [*TEXTS, "a\n\nb\n\n\nc" * 9, Path(__file__).read_text()]
+    trained_bpe.train_from_iterator(lines, trainer)
+    model: dict[str, Any] = json.loads(trained_bpe.to_str())["model"]
+    return model
+
+
+def test_the_tokenizer_of_gemma4(tmp_path: Path) -> None:
+    """Ids are those of a tokenizer with the components of the original ``tokenizer.json``, which
+    splits no lines: its vocabulary has no token across line ends.
+    """
+    model = gemma4_model()
+    vocab = model["vocab"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    bpe = models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    theirs = tokenizers.Tokenizer(bpe)
+    theirs.normalizer = normalizers.Replace(" ", "\u2581")
+    theirs.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    theirs.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    theirs.post_processor = processors.TemplateProcessing(
+        single=["<bos>", "$A"], special_tokens=[("<bos>", vocab["<bos>"])]
+    )
+    special = {"<pad>": 3, "<eos>": 3, "<bos>": 3, "<unk>": 2}
+    control = [name for name, kind in special.items() if kind == TokenKind.CONTROL]
+    theirs.add_special_tokens([*control, "<unk>"])
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    is_byte = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
+    kinds = [special.get(token, 6 if is_byte(token) else 1) for token in tokens]
+    path = write_gemma4_bpe(
+        tmp_path / "a.gguf", tokens, [" ".join(merge) for merge in merges], kinds
+    )
+    mine = Tokenizer.load(path, len(tokens))
+    assert any("\n\n" in token for token in tokens)
+    same(
+        mine,
+        theirs,
+        [*TEXTS, *random_texts(500), "a\n\n\nb\n", "\n" * 9, "  two  spaces ", "\u20ac"],
+    )
+    assert mine.bos_id == vocab["<bos>"]
 
 
 def test_marks_belong_to_words_of_qwen35(tmp_path: Path) -> None:
@@ -418,12 +471,12 @@ def unlike(writer: gguf.GGUFWriter) -> None:
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no "
-    "tokenizer": (lambda w: None, {}, ("expected tokenizer.ggml.model to be gpt2 or llama, found none; "
+    "tokenizer": (lambda w: None, {}, ("expected tokenizer.ggml.model to be one of gpt2, llama, gemma4, found none; "
         "use the or")),
     "no "
-    "vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, ("to be gpt2 or llama, found "
+    "vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, ("to be one of gpt2, llama, gemma4, found "
         "none")),
-    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, ("to be gpt2 or llama, found "
+    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, ("to be one of gpt2, llama, gemma4, found "
         "'bert'")),
     "a way to split": (lambda w: no_merges(w, "a", pre="poro-chat"), {}, ("ggml.pre to be one of "
         ".*'poro-chat'")),

@@ -1,12 +1,14 @@
 """Convolutions, experts and threads by torch, as by the kernels."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from kernels import test_convolutions
 from kernels.test_convolutions import DTYPES, SHAPES
-from kernels.test_experts import make, some_rows
+from kernels.test_experts import make, routers, some_rows
 from pronk.base.arrays import FLOAT32, DType
 from pronk.kernels.threads import set_threads
 from pronk.models.kernels import candidates
@@ -20,13 +22,14 @@ def test_outputs_are_those_of_numpy(dtype: DType, hidden: int, taps: int, *, bia
     test_convolutions.test_outputs_are_those_of_numpy(backend, dtype, hidden, taps, bias=bias)
 
 
-@pytest.mark.parametrize("normal", [True, False])
-def test_torch_is_close(normal: bool) -> None:
+@pytest.mark.parametrize("router", routers(), ids=str)
+def test_torch_is_close(router: dict[str, Any]) -> None:
     kernels = candidates()[0]
-    made = make(kernels, "float32", TorchBackend("cpu", FLOAT32), normalized=normal)
+    options = {"experts": 20, **router}
+    made = make(kernels, "float32", TorchBackend("cpu", FLOAT32), **options)
     x = some_rows(9, made.layer.config.hidden_size)
     found, experts_read = made.run(x)
-    own = make(kernels, "float32", normalized=normal)
+    own = make(kernels, "float32", **options)
     assert np.abs(found - own.run(x)[0]).max() < 2e-5
     assert experts_read == own.run(x)[1] == len(set(own.chosen(x)[0].flatten().tolist()))
 

@@ -8,13 +8,14 @@ field of a dataclass that is annotated with an :class:`Option`::
     class OvenOptions:
         degrees: Annotated[int, Option("Temperature in Celsius.", low=50, high=300)] = 220
 
-Call :func:`check_options` to check an instance, for example in ``__post_init__``.
+Call :func:`check_options` to check an instance, for example in ``__post_init__``. Options of a
+drafter are checked without such a call (:class:`~pronk.drafting.proposer.Drafter`).
 :func:`declared_options` returns the declarations for the command line (:mod:`pronk.cli.declared`)
 and for the ranges of the server's requests.
 
-A module that declares options does not import ``annotations`` from ``__future__``, so that the
-annotations are objects. A type that would be slow to import is written as a text:
-``Annotated["Drafter", …]``.
+A module that declares options need not import ``annotations`` from ``__future__``; if it does, the
+names in its annotations must be names of the module. A type that would be slow to import is written
+as a text: ``Annotated["Drafter", …]``.
 """
 
 import inspect
@@ -123,26 +124,28 @@ class DeclaredOption:
     option: Option
     owner: type
 
-    def check(self, value: object) -> None:
+    def check(self, value: object, prefix: str = "") -> None:
         """Raise ``OptionError`` if a value is not of the type, in the range or among the choices.
 
         Only integers, numbers, flags and choices are checked; a value of another type is accepted.
+        The message begins with ``prefix`` and the option's name.
         """
         option = self.option
+        name = f"{prefix}{self.name}"
         if value is None and self.optional:
             return
         if self.kind is int:
             assert isinstance(option.low, int), f"{self.name}: expected a low integer, found none"
             assert option.high is None or isinstance(option.high, int)
-            check_integer(self.name, value, option.low, option.high)
+            check_integer(name, value, option.low, option.high)
         elif self.kind is float:
             low = -inf if option.low is None else option.low
             high = inf if option.high is None else option.high
-            check_number(self.name, value, low, high, exclusive_min=option.exclusive_min)
+            check_number(name, value, low, high, exclusive_min=option.exclusive_min)
         elif self.kind is bool:
-            check_flag(self.name, value)
+            check_flag(name, value)
         elif choices := self.choices:
-            check_choice(self.name, value, choices)
+            check_choice(name, value, choices)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -157,19 +160,32 @@ def declared_options(owner: type) -> dict[str, DeclaredOption]:
     """Return the options that a dataclass and its base classes declare, in the order of fields."""
     found: dict[str, DeclaredOption] = {}
     for each in fields(owner):
-        if get_origin(each.type) is not Annotated:
+        declaring = next(
+            base for base in owner.__mro__ if each.name in inspect.get_annotations(base)
+        )
+        annotation = _annotation(declaring, each.name)
+        if get_origin(annotation) is not Annotated:
             continue
-        annotated_type, *notes = get_args(each.type)
+        annotated_type, *notes = get_args(annotation)
         options = [note for note in notes if isinstance(note, Option)]
         if not options:
             continue
         default = None if each.default is MISSING else each.default
-        declaring = next(
-            base for base in owner.__mro__ if each.name in inspect.get_annotations(base)
-        )
         kind, optional = _without_none(annotated_type)
         found[each.name] = DeclaredOption(each.name, kind, optional, default, options[0], declaring)
     return found
+
+
+def _annotation(declaring: type, name: str) -> Any:
+    """Return the annotation of a field.
+
+    ``from __future__ import annotations`` makes it a text. The text is evaluated if it declares an
+    option, so that the option is checked there, too.
+    """
+    annotation = inspect.get_annotations(declaring)[name]
+    if isinstance(annotation, str) and "Annotated[" in annotation:
+        return inspect.get_annotations(declaring, eval_str=True)[name]
+    return annotation
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:
@@ -185,14 +201,15 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
     return reduce(or_, kinds), len(kinds) < len(get_args(kind))
 
 
-def check_options(values: Any) -> None:
+def check_options(values: Any, prefix: str = "") -> None:
     """Check the values of a dataclass instance against the types and ranges of its options.
 
-    Raises ``OptionError`` for the first value that is out of range or of another type.
+    Raises ``OptionError`` for the first value that is out of range or of another type; the message
+    begins with ``prefix`` and the option's name.
     """
     owner: Any = type(values)
     for name, declared in declared_options(owner).items():
-        declared.check(getattr(values, name))
+        declared.check(getattr(values, name), prefix)
 
 
 def describe_options(owner: type) -> str:

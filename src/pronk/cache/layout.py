@@ -86,9 +86,12 @@ def choose_layouts(kv_dtype: DType) -> tuple[PoolLayout, PoolLayout]:
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     """Return the number of bytes of one token's keys and values, over all layers."""
     scale_bytes = _SCALE_BYTES if kv_dtype == INT8 else 0
-    head_bytes = config.head_dim * kv_dtype.itemsize + scale_bytes
-    num_layers = sum(map(config.has_attention, range(config.num_layers)))
-    return 2 * num_layers * config.num_kv_heads * head_bytes
+    num_bytes = 0
+    for layer in filter(config.stores_keys, range(config.num_layers)):
+        shape = config.shape_of(layer)
+        head_bytes = shape.head_dim * kv_dtype.itemsize + scale_bytes
+        num_bytes += 2 * shape.num_kv_heads * head_bytes
+    return num_bytes
 
 
 def state_bytes(config: ModelConfig, dtype: DType) -> int:

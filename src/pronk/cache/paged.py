@@ -8,10 +8,11 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 Token ``p`` of a request has slot ``block · 16 + p % 16``. The margin is never allocated: a vector
 load of the last slot may read past its end. :mod:`pronk.cache.layout` defines the bytes of a slot.
 
-A layer with a short convolution has no values; its states, rows of ``hidden`` numbers, take the
-place of keys. For drafters, the cache also saves *features*: outputs of some layers, or functions
-of several outputs, in arrays with the same slots. An operation that copies, moves, caches or drops
-a token's keys therefore does the same with its features.
+The numbers and sizes of heads may differ by layer. A layer that reads the keys and values of an
+earlier one stores none. A layer with a short convolution has no values; its states, rows of
+``hidden`` numbers, take the place of keys. For drafters, the cache also saves *features*: outputs
+of some layers, or functions of several outputs, in arrays with the same slots. An operation that
+copies, moves, caches or drops a token's keys therefore does the same with its features.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class PagedCache:
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
         values: one array per layer, empty for a layer with a short convolution. For a recurrent
-            layer, ``keys`` is empty, too; its states are in ``states``.
+            layer, whose states are in ``states``, and for a layer that reads the keys of another
+            one, ``keys`` is empty, too.
         features: arrays ``[1, slots, width]`` of saved features.
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.
@@ -155,20 +157,16 @@ class PagedCache:
         self.values = []
         self.features = {}
         config = self.config
-        key_shape = self._key_layout.shape(self.num_slots, config.head_dim)
-        value_shape = self._value_layout.shape(self.num_slots, config.head_dim)
         for layer in range(config.num_layers):
-            if config.recurrent_of(layer):
-                keys = self._new_pool(0, key_shape, self.kv_dtype)
-                values = self._new_pool(0, value_shape, self.kv_dtype)
-            elif config.convolution_of(layer):
+            shape = config.shape_of(layer)
+            num_heads = shape.num_kv_heads if config.stores_keys(layer) else 0
+            key_shape = self._key_layout.shape(self.num_slots, shape.head_dim)
+            value_shape = self._value_layout.shape(self.num_slots, shape.head_dim)
+            keys = self._new_pool(num_heads, key_shape, self.kv_dtype)
+            if config.convolution_of(layer):
                 keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
-                values = self._new_pool(0, value_shape, self.kv_dtype)
-            else:
-                keys = self._new_pool(config.num_kv_heads, key_shape, self.kv_dtype)
-                values = self._new_pool(config.num_kv_heads, value_shape, self.kv_dtype)
             self.keys.append(keys)
-            self.values.append(values)
+            self.values.append(self._new_pool(num_heads, value_shape, self.kv_dtype))
         for feature in features:
             self.features[feature] = self._new_feature_pool(self.feature_width(feature))
         self._on_pool_change()
@@ -393,22 +391,23 @@ class PagedCache:
             width).
         """
         config = self.config
-        kv_shape = (config.num_kv_heads, self.num_slots, config.head_dim)
-        kinds = [
-            _ROW if config.convolution_of(layer) else _KEY
-            for layer in range(config.num_layers)
-            if len(self.keys[layer])
-        ]
-        kinds += [_VALUE] * kinds.count(_KEY)
+        kinds = list[int]()
+        shapes = list[tuple[int, ...]]()
+        for kind, pools in ((_KEY, self.keys), (_VALUE, self.values)):
+            for layer, pool in enumerate(pools):
+                if config.stores_keys(layer):
+                    shape = config.shape_of(layer)
+                    kinds.append(kind)
+                    shapes.append((shape.num_kv_heads, self.num_slots, shape.head_dim))
+                elif len(pool):
+                    kinds.append(_ROW)
+                    shapes.append(pool.shape)
         kinds += [_ROW] * len(self.features)
-        pools = self._pools
-        shapes = [
-            pool.shape if kind == _ROW else kv_shape
-            for kind, pool in zip(kinds, pools, strict=True)
-        ]
+        shapes += [pool.shape for pool in self.features.values()]
+        every = self._pools
         return (
-            np.array([pool.ctypes.data for pool in pools], dtype=np.int64),
-            np.array([TYPES[pool.dtype] for pool in pools], dtype=np.int32),
+            np.array([pool.ctypes.data for pool in every], dtype=np.int64),
+            np.array([TYPES[pool.dtype] for pool in every], dtype=np.int32),
             np.array(kinds, dtype=np.int32),
             np.array(shapes, dtype=np.int64),
         )

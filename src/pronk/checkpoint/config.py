@@ -26,32 +26,76 @@ MAX_TAPS = 16
 MAX_HEAD_DIM = 512  # of attention and of recurrent layers
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+# Function that turns a router's outputs into scores of experts: the softmax over all experts, or
+# the sigmoid of each output.
+RouterScores = Literal["softmax", "sigmoid"]
 # Norms of a branch (attention or MLP) of a layer: of the branch's input, of its output before the
 # residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
 
 
 @dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of the attention of one layer.
+
+    Attributes:
+        num_kv_heads: number of heads of keys and values.
+        head_dim: number of elements of a query, a key and a value of one head.
+        reads: layer (from 0) whose keys and values the layer reads; ``None``: the layer computes
+            keys and values of its own, and stores them.
+        tied_values: whether the values are outputs of the key projection.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    reads: int | None = None
+    tied_values: bool = False
+
+
+@dataclass(frozen=True)
 class MixtureConfig:
     """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
 
-    The router has a score for each expert. The experts with the largest scores are computed, and
-    their outputs are added with the softmax of the scores as weights. If scores are equal, the
-    expert with the smaller number is chosen first.
+    The router has a score for each expert. The ``per_row`` experts with the largest ranks are
+    chosen, and their outputs are added with weights that follow from their scores::
+
+        rank = score + correction
+        weight = scale * score / (sum of the chosen experts' scores + epsilon)      if normalized
+        weight = scale * score                                                      otherwise
+
+    If ranks are equal, the expert with the smaller number is chosen first. A normalized softmax is
+    the softmax over the chosen experts alone.
+
+    With groups (DeepSeek-AI 2024, *DeepSeek-V3*, section 2.1.2), the experts are divided into
+    ``groups`` equal groups of adjacent experts, and a row's experts come from its ``row_groups``
+    best groups: those with the largest sums of their ``group_best`` largest ranks.
 
     Attributes:
         experts: number of experts.
         per_row: number of experts that are chosen for a row.
         width: intermediate size of an expert.
-        normalized: whether the softmax is over the chosen experts only, so that the weights sum to
-            1.
+        normalized: whether the weights of a row's experts sum to ``scale``.
         layers: for each layer, whether it has a mixture; the other layers have a plain MLP.
         bias: whether the router and the experts have biases.
+        scores: function of the router's outputs that gives the scores.
+        correction: whether each expert has a learned number that is added to its score for the
+            choice, and not for the weight.
+        groups: number of groups of experts; 1: a row chooses among all experts.
+        row_groups: number of groups that are chosen for a row.
+        group_best: number of an expert group's ranks whose sum decides whether it is chosen.
+        scale: factor of the weights.
+        epsilon: number of at least 0 that is added to the sum of sigmoids by which normalized
+            weights are divided; 0 with softmax scores.
         shared_width: intermediate size of the shared expert, a plain MLP whose output every row
-            gets besides that of its experts; 0: there is none.
+            gets besides that of its experts; 0: there is none. Several shared experts are one, as
+            wide as all of them.
         shared_gate: whether the shared expert's output is multiplied by the sigmoid of a
             projection of the row to one number.
+        separate_norms: whether the router, the experts and the shared expert have a norm each of
+            their input, and experts and shared expert one each of their output, before the sum
+            (Gemma 4).
+        expert_scales: whether each expert has a number by which its shares are multiplied.
     """
 
     experts: int
@@ -60,8 +104,25 @@ class MixtureConfig:
     normalized: bool
     layers: tuple[bool, ...]
     bias: bool = False
+    scores: RouterScores = "softmax"
+    correction: bool = False
+    groups: int = 1
+    row_groups: int = 1
+    group_best: int = 2
+    scale: float = 1.0
+    epsilon: float = 0.0
     shared_width: int = 0
     shared_gate: bool = False
+    separate_norms: bool = False
+    expert_scales: bool = False
+
+    @property
+    def has_valid_groups(self) -> bool:
+        """Whether groups have one size, and the chosen ones have enough experts for a row."""
+        size, rest = divmod(self.experts, self.groups)
+        is_ranked = self.groups == 1 or self.group_best <= size
+        has_enough = self.row_groups <= self.groups and self.per_row <= self.row_groups * size
+        return not rest and is_ranked and has_enough
 
 
 @dataclass(frozen=True)
@@ -136,6 +197,13 @@ class ModelConfig:
         context: maximum number of tokens, prompt and output together, after RoPE scaling.
         norm_offset: number to add to the stored weights of norms: 1 if a checkpoint stores
             ``weight - 1``.
+        num_kv_heads: number of heads of keys and values, unless ``attention_shapes`` says others.
+        head_dim: size of a head, unless ``attention_shapes`` says others.
+        attention_shapes: sizes of the attention of each layer, if layers differ.
+        intermediate_sizes: width of the MLP of each layer, if layers differ.
+        layer_input_size: width of the embedding that each layer has besides the model's: a layer
+            adds a gated projection of its embedding of the row's token to the stream; 0: none.
+        layer_scalars: whether the output of each layer is multiplied by a number of the checkpoint.
         gated: whether the MLP has a gate, as in SwiGLU.
         clamped_gate: whether the MLP computes ``g * sigmoid(1.702 * g) * (1 + u)``, with the gate
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
@@ -144,11 +212,14 @@ class ModelConfig:
         recurrent: recurrent layers in place of attention; ``None``: no layer has one.
         gated_attention: whether the outputs of attention are multiplied by the sigmoid of a
             projection of the row, one gate per output.
+        head_gates: whether the outputs of each head of attention are multiplied by the sigmoid of
+            a projection of the row to one number.
         rope: rotary embedding of all layers; ``None``: learned position embeddings.
         layer_ropes: rotary embedding of each layer, if layers differ; ``None`` for a layer without
             rotation. At most two different ones.
         windows: for each layer, its sliding window in tokens; ``None``: full attention.
         qk_norm: whether queries and keys are normalized before RoPE.
+        value_norm: whether values are normalized, by a norm without weights.
         whole_qk_norm: whether this norm is over all heads of a row together, not over each head.
         attention_scale: factor of attention scores; ``None``: ``head_dim ** -0.5``.
         attention_cap: soft cap ``c`` of attention scores: ``c * tanh(score / c)``.
@@ -180,6 +251,10 @@ class ModelConfig:
     norm: Literal["rms", "layer"] = "rms"
     norm_places: NormPlaces = "input"
     norm_offset: float = 0.0
+    attention_shapes: tuple[AttentionShape, ...] = ()
+    intermediate_sizes: tuple[int, ...] = ()
+    layer_input_size: int = 0
+    layer_scalars: bool = False
     activation: Activation = "silu"
     gated: bool = True
     clamped_gate: bool = False
@@ -187,6 +262,7 @@ class ModelConfig:
     convolution: ConvolutionConfig | None = None
     recurrent: RecurrentConfig | None = None
     gated_attention: bool = False
+    head_gates: bool = False
     rope: RopeConfig | None = None
     layer_ropes: tuple[RopeConfig | None, ...] = ()
     windows: tuple[int | None, ...] = ()
@@ -194,6 +270,7 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    value_norm: bool = False
     whole_qk_norm: bool = False
     attention_scale: float | None = None
     attention_cap: float | None = None
@@ -242,6 +319,35 @@ class ModelConfig:
         """Return the rotary embedding of a layer (from 0)."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
+    def window_of(self, layer: int) -> int | None:
+        """Return the sliding window of a layer (from 0) in tokens; ``None``: full attention."""
+        return self.windows[layer] if self.windows else None
+
+    def shape_of(self, layer: int) -> AttentionShape:
+        """Return the sizes of the attention of a layer (from 0)."""
+        if self.attention_shapes:
+            return self.attention_shapes[layer]
+        return AttentionShape(self.num_kv_heads, self.head_dim)
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        """The sizes of heads of all layers."""
+        return frozenset(self.shape_of(layer).head_dim for layer in range(self.num_layers))
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Return this configuration with the sizes of a layer (from 0) as those of the model.
+
+        These are ``num_kv_heads``, ``head_dim`` and ``intermediate_size``.
+        """
+        shape = self.shape_of(layer)
+        sizes = self.intermediate_sizes
+        return replace(
+            self,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            intermediate_size=sizes[layer] if sizes else self.intermediate_size,
+        )
+
     def for_context(self, context: int | None) -> ModelConfig:
         """Return the configuration of the model for texts of at most ``context`` tokens.
 
@@ -275,24 +381,29 @@ class ModelConfig:
         return None
 
     def has_attention(self, layer: int) -> bool:
-        """Return whether a layer (from 0) has attention, and so keys and values in the cache."""
+        """Return whether a layer (from 0) has attention."""
         return self.convolution_of(layer) is None and self.recurrent_of(layer) is None
+
+    def stores_keys(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has keys and values of its own in the cache."""
+        return self.has_attention(layer) and self.shape_of(layer).reads is None
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).
 
         ``sizes`` are values of other fields.
         """
-        windows = (self.windows[layer] if self.windows else None,) * count
         changes: dict[str, Any] = {
-            "windows": windows,
+            "windows": (self.window_of(layer),) * count,
             "rope": self.rope_of(layer),
             "layer_ropes": (),
+            "attention_shapes": (),
+            "intermediate_sizes": (),
             "mixture": _like_layer(self.mixture, layer, count),
             "convolution": _like_layer(self.convolution, layer, count),
             "recurrent": _like_layer(self.recurrent, layer, count),
         }
-        return replace(self, num_layers=count, **(changes | sizes))
+        return replace(self.of_layer(layer), num_layers=count, **(changes | sizes))
 
     def plain_layers(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a drafter with the sizes of layer ``layer`` of this model.
@@ -350,7 +461,8 @@ def _like_layer(kind: Any, layer: int, count: int) -> Any:
 
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture convolution recurrent gated_attention "
+    "norm_places norm_offset attention_shapes intermediate_sizes layer_input_size layer_scalars "
+    "clamped_gate mixture convolution recurrent gated_attention head_gates value_norm "
     "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
     "residual_scale logits_scale logits_cap"
 ).split()

@@ -2,7 +2,8 @@
 
 A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn*
 (Peng et al. 2023), *llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each
-frequency), or *longrope* (Ding et al. 2024). *longrope* has two lists of divisors, for short and
+frequency), or *longrope* (Ding et al. 2024). *proportional*, a scaling of *factors*, rotates only
+the pairs of the highest frequencies. *longrope* has two lists of divisors, for short and
 for long texts, of which :meth:`RopeConfig.for_context` chooses one.
 
 The rotation of a token depends on its position alone, so the keys of a prompt are the same if it is
@@ -27,7 +28,10 @@ from pronk.base.errors import ConfigError, refuse
 _MAX_NUMBER = 1e15  # larger numbers mean a damaged file; their powers would overflow float32
 # Number of positions in a new RopeTable. A longer text extends the table to the next power of 2.
 _INITIAL_POSITIONS = 1024
-_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+# Divisor of the frequencies of *proportional* that do not rotate, as in GGUF files. Their angles
+# are so small that a rotation changes no bit.
+_UNROTATED = float(np.float32(1e30))
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor "
     "low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor "
@@ -140,7 +144,12 @@ def parse_rope(
     config = RopeConfig(dim, theta)
     if kind == "default":
         return config
-    factor = number("factor", 1.0 if kind == "longrope" else None)
+    factor = number("factor", 1.0 if kind in ("longrope", "proportional") else None)
+    if kind == "proportional":
+        share = number("partial_rotary_factor", 1.0)
+        num_rotated = int(share * head_dim // 2)
+        divisors = (factor,) * num_rotated + (_UNROTATED,) * (dim // 2 - num_rotated)
+        return replace(config, kind="factors", divisors=divisors)
     config = replace(config, kind=kind, factor=factor, original=context)
     if kind in ("linear", "dynamic"):
         return config
@@ -183,6 +192,15 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
         known = ", ".join(sorted(_KNOWN_KEYS))
         refuse_config(f"rotary embedding: {unknown[0]!r} is not supported; known are {known}")
     share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if kind == "proportional":
+        check_number(
+            "config.json: partial_rotary_factor",
+            1 if share is None else share,
+            0,
+            1,
+            error=ConfigError,
+        )
+        share = 1  # of the dimensions; the others have angles of 0
     if share not in (None, 1) and not partial:
         refuse_config(f"partial_rotary_factor = {share!r} is not supported; expected 1.0")
     if share is None:

@@ -1,4 +1,7 @@
+from pronk.cache.budget import KVBudget as KVBudget
+from pronk.drafting.acceptance_stats import AcceptanceStats as AcceptanceStats
 from pronk.drafting.acceptance_stats import DrafterRates as DrafterRates
+from pronk.drafting.acceptance_stats import RequestAcceptance as RequestAcceptance
 from pronk.drafting.autoregressive import Autoregressive as Autoregressive
 from pronk.drafting.checked_proposals import call_propose as call_propose
 from pronk.drafting.combined.auto import Auto as Auto
@@ -8,6 +11,7 @@ from pronk.drafting.combined.merged import Merged as Merged
 from pronk.drafting.from_draft.draft_model import DraftModel as DraftModel
 from pronk.drafting.from_draft.draft_model import ModelDrafter as ModelDrafter
 from pronk.drafting.from_draft.draft_model import ModelProposer as ModelProposer
+from pronk.drafting.from_draft.draft_model import load_draft_model as load_draft_model
 from pronk.drafting.from_draft.threshold import Threshold as Threshold
 from pronk.drafting.from_outputs.recycling import Recycling as Recycling
 from pronk.drafting.from_target.eagle3 import Eagle3 as Eagle3
@@ -16,9 +20,11 @@ from pronk.drafting.from_target.modules.eagle import plan_head as plan_head
 from pronk.drafting.from_target.modules.eagle_config import EAGLE_KINDS as EAGLE_KINDS
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig as EagleConfig
 from pronk.drafting.from_target.modules.eagle_config import default_sources as default_sources
+from pronk.drafting.from_target.modules.eagle_names import HeadNames as HeadNames
 from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
 from pronk.drafting.ledger import RequestLedger as RequestLedger
+from pronk.drafting.loaded_models import LoadedModels as LoadedModels
 from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE
 from pronk.drafting.planner import DraftPlan as DraftPlan
 from pronk.drafting.proposer import Capabilities as Capabilities
@@ -45,9 +51,12 @@ from pronk.drafting.shared.likeliest import initial_draft_token as initial_draft
 from pronk.drafting.shared.likeliest import top_tokens as top_tokens
 from pronk.drafting.shared.module_runner import Apply as Apply
 from pronk.drafting.shared.module_runner import ModuleRunner as ModuleRunner
+from pronk.drafting.shared.stepwise import TimedRunner as TimedRunner
 from pronk.drafting.shared.stepwise import begin_chains as begin_chains
 from pronk.drafting.shared.stepwise import extension_rule as extension_rule
 from pronk.drafting.shared.stepwise import model_chain_costs as model_chain_costs
+from pronk.drafting.shared.vocabulary.reencoder import Recoding as Recoding
+from pronk.drafting.shared.vocabulary.reencoder import Reencoder as Reencoder
 from pronk.drafting.shared.vocabulary.translation import Translation as Translation
 from pronk.drafting.step_costs import ChainCosts as ChainCosts
 from pronk.drafting.step_costs import ExpectedStep as ExpectedStep
@@ -58,6 +67,10 @@ from pronk.drafting.trie import Trie as Trie
 from pronk.models.cost_model import CostCurve as CostCurve
 from pronk.models.cost_model import CostModel as CostModel
 from pronk.sampling.draft_token import DraftToken as DraftToken
+from pronk.sampling.logits_processors import BannedTokens as BannedTokens
+from pronk.sampling.logits_processors import GuideProcessor as GuideProcessor
+from pronk.sampling.logits_processors import LogitsProcessor as LogitsProcessor
+from pronk.sampling.logits_processors import TokenContext as TokenContext
 from pronk.sampling.noise import derive_seed as derive_seed
 from pronk.sampling.noise import random_seed as random_seed
 from pronk.sampling.sampler import Sampler as Sampler

@@ -87,19 +87,27 @@ class AcceptanceStats:
 
 @dataclass
 class DrafterRates:
-    """Acceptance rates of one drafter's draft tokens for one request."""
+    """Acceptance rates of one drafter's draft tokens for one request.
+
+    Attributes:
+        label: label of the drafter, the first part of ``TokenTree.origin``.
+        priors: for each kind of draft token, the rate assumed before any count. ``None``: a kind is
+            the confidence of a draft token in thousandths, 1..999, and this confidence is the rate
+            assumed; the counts are kept by tenths of confidence.
+        shared: counts of all requests, the prior of this request's rates; ``None`` if requests do
+            not share their counts.
+        temperature: temperature of the request, by which shared counts are kept.
+        offered: for each kind, the number of draft tokens whose parent was right (equal to the
+            text). Earlier steps weigh less.
+        taken: for each kind, how many of these were right themselves.
+    """
 
     PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
 
     label: str
-    # For each kind of draft token, the rate assumed before any count. ``None``: a kind is the
-    # confidence of a draft token in thousandths, 1..999, and this confidence is the rate assumed;
-    # the counts are kept by tenths of confidence.
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
-    # For each kind, the number of draft tokens whose parent was right (equal to the text), and how
-    # many of these were right themselves. Earlier steps weigh less.
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     _left: int = _SHARE  # number of draft tokens that may still be counted for all requests

@@ -216,18 +216,26 @@ class Ledger:
 
 
 class ProposalReport(NamedTuple):
-    """One drafter's proposal in a step, for :mod:`pronk.lab.explain`."""
+    """One drafter's proposal in a step, for :mod:`pronk.lab.explain`.
 
-    drafter: str  # name of the drafter
+    Attributes:
+        drafter: name of the drafter.
+        reason: why the drafter proposed (``DraftPlan.reason``).
+        seconds: duration of the proposal, this request's part.
+        tree: proposed tree.
+        before: fastest step with the draft tokens proposed before; ``None`` if costs are ignored.
+        after: fastest step with this proposal as well; ``None`` if costs are ignored.
+        num_nested: number of reports just before this one that belong to drafters which this
+            drafter has called, as ``auto`` inside ``merged`` does.
+        nested_seconds: the part of ``seconds`` that these drafters took.
+    """
+
+    drafter: str
     reason: Reason
-    seconds: float  # duration of the proposal, this request's part
-    tree: TokenTree  # proposed tree
-    # Fastest step with the draft tokens proposed before, and the fastest one with this proposal as
-    # well; ``None`` if costs are ignored.
+    seconds: float
+    tree: TokenTree
     before: ExpectedStep | None = None
     after: ExpectedStep | None = None
-    # Number of reports just before this one that belong to drafters which this drafter has called,
-    # as ``auto`` inside ``merged`` does. They took ``nested_seconds`` of ``seconds``.
     num_nested: int = 0
     nested_seconds: float = 0.0
 
@@ -241,10 +249,14 @@ class CallStart(NamedTuple):
     """State of a request's ledger before a call of a drafter.
 
     Reports and seconds added after this state belong to drafters that the called one combines.
+
+    Attributes:
+        num_reports: number of reports so far.
+        charged: seconds charged to drafters in this step so far.
     """
 
-    num_reports: int = 0  # number of reports so far
-    charged: float = 0.0  # seconds charged to drafters in this step so far
+    num_reports: int = 0
+    charged: float = 0.0
 
 
 @dataclass(slots=True)
@@ -415,8 +427,7 @@ class RequestLedger:
         assert planned.reason is not None
         name = proposer.label
         record = self.ledger.drafters[name]
-        if tree.gain is None:
-            tree = self._with_gains(name, tree)
+        tree = self.with_gains(name, tree)
         expected = record.seconds
         if planned.chain is not None:
             drafting = max(tree.depths) * planned.chain.token
@@ -433,7 +444,7 @@ class RequestLedger:
             record.durations.append(duration)
         before = union.best
         room = union.room
-        union.add(tree, (proposer.name, 0))
+        union.add(tree)
         self.acceptance.propose(name, lead, tree)
         after = union.best
         nested = [] if start is None else self.reports[start.num_reports :]
@@ -455,8 +466,16 @@ class RequestLedger:
             record.contribution.learn(added, room, record.num_proposals)
         self.reports.append(report._replace(before=before, after=after))
 
-    def _with_gains(self, name: str, tree: TokenTree) -> TokenTree:
-        """Return a tree with gains, estimated from its drafter's acceptance rates by depth."""
+    def with_gains(self, name: str, tree: TokenTree) -> TokenTree:
+        """Return a tree whose draft tokens have gains and origins; given ones stay.
+
+        Gains are estimated from the drafter's acceptance rates by depth. The origin of each node is
+        ``name``, the label of the drafter.
+        """
+        if tree.num_draft_tokens:
+            tree = tree.with_origin((name, 0))
+        if tree.gain is not None:
+            return tree
         if not tree.num_draft_tokens:
             return replace(tree, gain=(1.0,))
         rates = self.acceptance.rates(name, {0: DEFAULT_RATE})
@@ -465,8 +484,7 @@ class RequestLedger:
             parent_gain = gain[tree.parents[node]]
             rate = rates.rate(0, tree.depths[node])
             gain.append(parent_gain * rate * tree.acceptable[node])
-        origin = tree.origin or ((name, 0),) * len(tree)
-        return replace(tree, gain=tuple(gain), origin=origin)
+        return replace(tree, gain=tuple(gain))
 
     def has_proposed(self, proposer: Proposer[Any]) -> bool:
         """Return whether a drafter has proposed in this step."""

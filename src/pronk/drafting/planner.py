@@ -98,17 +98,23 @@ class DraftPlan(NamedTuple):
 
     A drafter that grows its proposal token by token calls :meth:`wants`, :meth:`extends` or
     :meth:`another_pass_pays` before each further token, row or forward pass of its model.
+
+    Attributes:
+        reason: why the drafter proposes. "pays": it is expected to save time. "learns": its
+            acceptance rate is to be measured. "all": costs are ignored (``budget="all"``).
+            ``None``: it does not propose.
+        costs: costs of the step; ``None``: costs are ignored.
+        chain: seconds per draft token, if the drafter drafts token by token.
+        allowance: largest number of seconds that the proposal may take.
+        before: fastest step without this drafter's draft tokens.
+        saving: seconds that the proposal is expected to save in this step, apart from its prefill.
     """
 
-    # Why the drafter proposes. "pays": it is expected to save time. "learns": its acceptance rate
-    # is to be measured. "all": costs are ignored (``budget="all"``). ``None``: it does not propose.
     reason: Reason | None = "all"
-    costs: StepCosts | None = None  # costs of the step; ``None``: costs are ignored
-    chain: ChainCosts | None = None  # seconds per draft token, if the drafter drafts token by token
-    allowance: float = inf  # largest number of seconds that the proposal may take
-    # fastest step without this drafter's draft tokens
+    costs: StepCosts | None = None
+    chain: ChainCosts | None = None
+    allowance: float = inf
     before: ExpectedStep = ExpectedStep(1.0, 1.0)
-    # seconds that the proposal is expected to save in this step, apart from its prefill
     saving: float = 0.0
 
     @property

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pronk.base.arrays import Array
-from pronk.base.errors import OptionError
+from pronk.base.errors import OptionError, PronkError, describe_error
+from pronk.base.options import check_options
 from pronk.cache.blocks import BlockTable
 from pronk.drafting.acceptance_stats import RequestAcceptance
 from pronk.drafting.ledger import RequestLedger
@@ -132,6 +133,12 @@ class DraftContext(Generic[State]):
         return min(self.max_depth, self.max_nodes)
 
     @property
+    def max_future_tokens(self) -> int:
+        """Largest number of tokens after the text: of the whole answer, or of this step's draft."""
+        num_left = self.params.max_tokens - self.sampler.context.num_generated
+        return max(self.max_depth, num_left)
+
+    @property
     def root(self) -> int:
         """Index in ``tokens`` of the last committed token.
 
@@ -202,15 +209,28 @@ def _with_state(original: Any, state: Any, changes: Mapping[str, Any]) -> Any:
 class Drafter(ABC):
     """Options of a drafting method.
 
-    A new drafting method is one file and one line in the registry (:mod:`pronk.drafting.registry`).
-    Equal options share one proposer per model, so a drafter must be hashable, like a frozen
-    dataclass.
+    A subclass is a frozen dataclass whose fields are the options: equal options share one proposer
+    per model, so a drafter must be hashable. A field that declares an
+    :class:`~pronk.base.options.Option` is checked when the drafter is made; a subclass with a
+    ``__post_init__`` of its own calls ``super().__post_init__()`` there.
+
+    An object can be used at once, ``LLM(drafter=Mine())``. A package registers the class by an
+    entry point of the group ``pronk.drafters``, and then ``"mine(…)"`` makes it, too.
+    ``docs/methods/writing.md`` shows both.
 
     Attributes:
-        name: name in the registry, on the command line and in messages.
+        name: name in specifications such as ``"mine(num_tokens=3)"``, in messages and in
+            statistics; equal to the name of the entry point.
     """
 
     name: str = "drafter"
+
+    def __post_init__(self) -> None:
+        """Check the declared options (:mod:`pronk.base.options`) of a dataclass.
+
+        Raises ``OptionError`` for the first value of another type or out of its range.
+        """
+        check_options(self, f"{self.name}: ")
 
     @abstractmethod
     def bind(self, target: Target) -> Proposer[Any]:
@@ -409,11 +429,20 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     """Return ``drafter.bind(target)``.
 
     Raises:
-        OptionError: the options do not fit the target, the result is no :class:`Proposer`, or the
-            proposer needs what the target lacks (:func:`check_needs`).
+        OptionError: the options do not fit the target, ``bind`` raises an error that is not pronk's
+            or returns no :class:`Proposer`, or the proposer needs what the target lacks
+            (:func:`check_needs`).
+        PronkError: one that ``bind`` raises.
     """
-    proposer: object = drafter.bind(target)
     name = getattr(drafter, "name", type(drafter).__name__)
+    try:
+        proposer: object = drafter.bind(target)
+    except PronkError:
+        raise
+    except Exception as error:  # drafters are user code
+        found = f"{type(error).__name__}: {describe_error(error)}"
+        msg = f"drafter {name}: expected bind() to return a Proposer, found {found}; correct it"
+        raise OptionError(msg) from error
     if not isinstance(proposer, Proposer):
         msg = (
             f"drafter {name}: expected bind() to return a Proposer, found "

@@ -38,6 +38,8 @@ DRAFTERS: dict[str, str] = {
     "grammar": "drafting.combined.grammar:Grammar",
 }
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 def drafter_classes() -> dict[str, str]:
     """Return a dict from the class names of all drafters to their names.
@@ -61,20 +63,42 @@ def _own_classes() -> dict[str, str]:
     return {home.partition(":")[2]: name for name, home in DRAFTERS.items()}
 
 
+def _check_entry_point(name: str, found: object) -> type[Drafter]:
+    """Return what an entry point ``name`` registers, if it is a drafter with this name.
+
+    Messages and statistics have the drafter's name, and specifications that of the entry point.
+    """
+    from pronk.drafting.proposer import Drafter  # noqa: PLC0415 - imports NumPy
+
+    if not (isinstance(found, type) and issubclass(found, Drafter)):
+        shown = found.__name__ if isinstance(found, type) else repr(found)
+        msg = (
+            f"drafter: {name}: expected its entry point to name a subclass of pronk.Drafter, "
+            f"found {shown:.60}; correct it in pyproject.toml and install the package again"
+        )
+        raise OptionError(msg)
+    if found.name != name:
+        msg = (
+            f"drafter: {name}: expected {found.__name__}.name to equal its entry point, found "
+            f"{found.name!r}; write name = {name!r} in the class"
+        )
+        raise OptionError(msg)
+    return found
+
+
 class _LazyClasses(Mapping[str, "type[Drafter]"]):
     """Map of drafter names to classes, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
         """Return the class of a drafter.
 
-        Raise an OptionError if the package of a guest is missing.
+        Raise an OptionError if the package of a guest is missing, or its entry point is wrong.
         """
         if name in DRAFTERS:
             return resolve_name(f"pronk.{DRAFTERS[name]}")
         if name not in guests("pronk.drafters"):
             raise KeyError(name)
-        found: type[Drafter] = load_guest("pronk.drafters", name, f"drafter: {name}")
-        return found
+        return _check_entry_point(name, load_guest("pronk.drafters", name, f"drafter: {name}"))
 
     def __iter__(self) -> Iterator[str]:
         yield from DRAFTERS
@@ -128,7 +152,7 @@ def _build(node: ast.expr, spec: str) -> Drafter:
     if not isinstance(call.func, ast.Name):
         raise _syntax_error(spec)
     name = check_choice("drafter", call.func.id, REGISTRY)
-    parameters = list(inspect.signature(REGISTRY[name]).parameters)
+    parameters = inspect.signature(REGISTRY[name]).parameters
     valid_options = [parameter for parameter in parameters if parameter != "parts"]
     options = _read_options(call, spec)
     for option in options:
@@ -142,6 +166,12 @@ def _build(node: ast.expr, spec: str) -> Drafter:
         if "parts" not in parameters:
             raise _syntax_error(spec)
         options["parts"] = tuple(_build(part, spec) for part in call.args)
+    for option, parameter in parameters.items():
+        is_required = parameter.default is parameter.empty and parameter.kind in _BY_NAME
+        if is_required and option not in options:
+            value = "another drafter" if option == "parts" else f"{option}=…"
+            msg = f"drafter: {name}: expected {value}, found none; write {name}({value})"
+            raise OptionError(msg)
     return REGISTRY[name](**options)
 
 

@@ -21,14 +21,18 @@ class Regret:
     tokens that turned out right, and asks only the drafter that proposed them. A *drafter alone*
     verifies all tokens that it proposed. Both figures use only the proposals that were made: a
     drafter counts in the steps in which it was asked.
+
+    Attributes:
+        seconds: duration of the steps whose costs are known, one request's part.
+        saved: seconds that the choices made have saved, compared with plain decoding; may be
+            negative.
+        best_steps: seconds that the best choice in every step would have saved, at least 0.
+        drafters: seconds that each drafter would have saved alone, by its name; may be negative.
     """
 
-    seconds: float = 0.0  # duration of the steps whose costs are known, one request's part
-    # Seconds that the choices made have saved, compared with plain decoding; may be negative.
+    seconds: float = 0.0
     saved: float = 0.0
-    # seconds that the best choice in every step would have saved, at least 0
     best_steps: float = 0.0
-    # Seconds that each drafter would have saved alone, by its name; may be negative.
     drafters: dict[str, float] = field(default_factory=dict)
 
     def add_step(self, saved: float, alone: Mapping[str, float], best: float) -> None:

@@ -9,10 +9,15 @@ from pronk.models.cost_model import CostCurve
 
 
 class ExpectedStep(NamedTuple):
-    """Expected tokens and seconds of one request in a step, for one choice of its draft tokens."""
+    """Expected tokens and seconds of one request in a step, for one choice of its draft tokens.
 
-    tokens: float  # expected tokens that the step adds to the text, at least 1
-    seconds: float  # the request's part of the step's duration
+    Attributes:
+        tokens: expected tokens that the step adds to the text, at least 1.
+        seconds: the request's part of the step's duration.
+    """
+
+    tokens: float
+    seconds: float
 
     @property
     def token_seconds(self) -> float:
@@ -25,11 +30,15 @@ class ExpectedStep(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """Costs of a step, from which the part of one request is computed."""
+    """Costs of a step, from which the part of one request is computed.
 
-    curve: CostCurve  # seconds of the target's forward pass by its number of rows
-    # number of requests that decode in the step; all are assumed to verify equally many draft
-    # tokens
+    Attributes:
+        curve: seconds of the target's forward pass by its number of rows.
+        num_requests: number of requests that decode in the step; all are assumed to verify equally
+            many draft tokens.
+    """
+
+    curve: CostCurve
     num_requests: int = 1
 
     def pass_seconds(self, num_draft_tokens: int) -> float:
@@ -64,10 +73,16 @@ class StepCosts(NamedTuple):
 
 
 class ChainCosts(NamedTuple):
-    """Costs of a drafter that drafts token by token, in seconds of one request."""
+    """Costs of a drafter that drafts token by token, in seconds of one request.
 
-    token: float  # seconds per draft token
-    prefill: float = 0.0  # seconds to read the text that is new since the last proposal
-    start: float = 0.0  # seconds of a proposal in addition to ``prefill`` and to those per token
-    # largest number of draft tokens of a proposal; a request may have a lower limit
+    Attributes:
+        token: seconds per draft token.
+        prefill: seconds to read the text that is new since the last proposal.
+        start: seconds of a proposal in addition to ``prefill`` and to those per token.
+        max_tokens: largest number of draft tokens of a proposal; a request may have a lower limit.
+    """
+
+    token: float
+    prefill: float = 0.0
+    start: float = 0.0
     max_tokens: int = 128

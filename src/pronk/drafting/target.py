@@ -1,4 +1,15 @@
-"""The target model as seen by drafters."""
+"""The target model as drafters see it.
+
+What a drafter may need of the target, as its ``Capabilities`` declare, and where it finds it:
+
+- outputs of layers: in ``Outcome.hidden`` for the rows of a step; for all tokens of a text in the
+  target's KV cache, after :meth:`Target.save_feature`
+- logits: in ``Outcome.logits``
+- rows through the first layers: ``Target.runner.run_first_layers``
+- keys and values of layers: ``Target.cache``
+
+Drafters never change the target's weights or the text's rows in its KV cache.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +34,17 @@ from pronk.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Target model as drafters see it: its forward passes, KV cache, tokenizer and files.
-
-    Argument of :meth:`Drafter.bind`.
+    """Argument of :meth:`Drafter.bind`: the target's passes, KV cache, tokenizer and files.
 
     Attributes:
         runner: runs the target's forward passes and measures their durations.
         tokenizer: the target's tokenizer; ``None`` in tests without text.
         budget: memory budget shared by all KV caches; ``None`` is unlimited.
         folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
-        lock: the engine's lock, held during a step; hold it while changing the layout of ``cache``.
-        loaded_models: draft models and trained drafters of this target's drafters.
+        lock: the engine's lock, which it holds during a step. A drafter that allocates a KV pool or
+            a feature outside of a step takes the lock, because the arrays of ``cache`` may move.
+        loaded_models: draft models and trained drafters of this target's drafters, each of them
+            once.
     """
 
     runner: ModelRunner = field(repr=False)
@@ -59,15 +70,12 @@ class Target:
         return self.runner.clock
 
     @property
-    def vocabulary(self) -> str | None:
-        """Fingerprint of the tokenizer, stored in files of token ids.
-
-        ``None`` without a tokenizer.
-        """
+    def tokenizer_fingerprint(self) -> str | None:
+        """Fingerprint that drafters store in files of token ids; ``None`` without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.fingerprint
 
     @property
-    def costs(self) -> CostModel:
+    def cost_model(self) -> CostModel:
         """Measured costs of the target's forward passes."""
         return self.runner.cost_model
 
@@ -81,25 +89,32 @@ class Target:
         """Fingerprint of the checkpoint; ``None`` without ``folder``."""
         return None if self.folder is None else Fingerprint.of(self.folder)
 
-    def matches(self, model: Fingerprint) -> bool:
-        """Return whether a drafter that was trained on ``model`` works with this target.
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint has quantized weights."""
+        is_gguf_file = self.folder is not None and is_gguf(self.folder)
+        return is_gguf_file or self.decoder.config.quantization is not None
+
+    def matches(self, trained_on: Fingerprint) -> bool:
+        """Return whether a drafter that was trained on the model ``trained_on`` fits this target.
 
         A quantized target has other weights than the original model, but the original's drafter
-        still works. Therefore only the architecture of a quantized target is compared, and nothing
-        if the fingerprint is unknown.
+        still fits. Therefore only the architecture of a quantized target is compared, and nothing
+        if the target's fingerprint is unknown.
         """
         fingerprint = self.fingerprint
-        if fingerprint is None or fingerprint == model:
+        if fingerprint is None or fingerprint == trained_on:
             return True
-        assert self.folder is not None
-        quantized = self.decoder.config.quantization is not None or is_gguf(self.folder)
-        return quantized and fingerprint.architecture == model.architecture
+        return self.is_quantized and fingerprint.architecture == trained_on.architecture
 
     def save_feature(self, feature: SavedFeature, owner: object) -> None:
         """Save a feature of every token beside its keys and values, while ``owner`` exists.
 
-        Raises ``OptionError`` if the memory budget is too small, or running requests occupy memory
-        that must be freed.
+        ``owner`` is the drafter, or the object of the drafter, that reads the feature.
+
+        Raises:
+            OptionError: the memory budget is too small, or running requests occupy memory that must
+                be freed.
         """
         with self.lock:
             if self.budget is None:

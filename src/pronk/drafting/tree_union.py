@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pronk.drafting.step_costs import ExpectedStep, StepCosts
 from pronk.drafting.trie import Trie
-from pronk.sampling.tree import Origin, TokenTree
+from pronk.sampling.tree import TokenTree
 
 
 class TreeUnion:
@@ -29,14 +29,14 @@ class TreeUnion:
         # Trees with nodes that are computed but never accepted.
         self._unacceptable: list[TokenTree] = []
 
-    def add(self, tree: TokenTree, origin: Origin) -> None:
-        """Add a tree; ``origin`` names the drafter of its nodes if the tree has no origins."""
+    def add(self, tree: TokenTree) -> None:
+        """Add a tree, whose draft tokens have gains and origins."""
         if not tree.num_draft_tokens:
             return
         if self._tree is None and self._trie is None:
             self._tree = tree
         else:
-            self._merge(tree.tokens[0]).merge(tree, origin)
+            self._merge(tree.tokens[0]).merge(tree)
             if tree.verify is not None:
                 self._unacceptable.append(tree)
         if self._costs is not None:

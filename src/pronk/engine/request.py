@@ -24,16 +24,22 @@ FinishReason = Literal["stop", "length"]
 
 
 class Token(NamedTuple):
-    """One generated token."""
+    """One generated token.
+
+    Attributes:
+        token_id: id of the token.
+        text: text to deliver with this token. It is empty while the text may still change, for
+            example in the middle of a character; a later token then includes it.
+        source: drafter of an accepted draft token; "guide" for a forced token; else ``None``.
+        step: number, from 0, of the request's decoding step that produced the token.
+        logprobs: ``{token id: log-probability}``; ``None`` if not requested.
+    """
 
     token_id: int
-    # Text to deliver with this token. It is empty while the text may still change, for example in
-    # the middle of a character; a later token then includes it.
     text: str
-    # drafter of an accepted draft token; "guide" for a forced token; else ``None``
     source: str | None
-    step: int  # number, from 0, of the request's decoding step that produced the token
-    logprobs: dict[int, float] | None  # ``{token id: log-probability}``; ``None`` if not requested
+    step: int
+    logprobs: dict[int, float] | None
 
 
 class AdmissionRefusal(NamedTuple):
@@ -131,6 +137,34 @@ class Request:
     ``block_table.length`` tokens. The rest is *pending*, that is, still to be computed: tokens of
     the prompt, or only the last token, which is the root of the next draft. The sampler and the
     proposer read ``tokens`` and must not change this list.
+
+    Attributes:
+        prompt: token ids of the prompt.
+        tokens: token ids of the text so far.
+        params: sampling options.
+        seed: seed of this sample; those of a prompt's later samples differ from ``params.seed``.
+        sampler: chooses the request's tokens.
+        speculation: the request's drafter, its state and its measurements.
+        result: text, tokens to deliver, and the reason of the end or the error.
+        stop_token_ids: token ids that end the text.
+        parent: first sample of the same prompt, if this request is a later sample; both may share
+            KV blocks.
+        priority: scheduling priority; higher values are scheduled first.
+        deadline: scheduler's time (``perf_counter``) at which an unfinished request fails.
+        salt: part of the keys of the prefix cache: only requests with equal salts share blocks.
+        adapter: adapter of the model that computes this request; ``None``: the model alone.
+        tenant: client name for fair scheduling among requests of equal priority.
+        branch_positions: lengths, ascending, of the prefixes that a later prompt of the same
+            conversation may share (:mod:`pronk.text.chat.branches`). A recurrent model stores its
+            state there. Empty for other models and for prompts that are no conversation.
+        pooler: set if the request computes an embedding of its prompt instead of generating tokens.
+        paused: whether the request must wait because its caller has too many unread tokens.
+        aborted: whether the caller has cancelled the request.
+        queueing: data of the scheduler.
+        block_table: KV blocks of the text.
+        digests: keys in the prefix cache of the text's first full blocks.
+        stats: counts and durations.
+        start_time: seconds on the engine's clock at ``Engine.add``.
     """
 
     prompt: Sequence[int]
@@ -140,32 +174,21 @@ class Request:
     sampler: Sampler
     speculation: Speculation
     result: RequestResult
-    stop_token_ids: frozenset[int]  # token ids that end the text
-    # first sample of the same prompt, if this request is a later sample; both may share KV blocks
+    stop_token_ids: frozenset[int]
     parent: Request | None = None
-    priority: int = 0  # scheduling priority; higher values are scheduled first
-    # scheduler's time (``perf_counter``) at which an unfinished request fails
+    priority: int = 0
     deadline: float | None = None
-    # part of the keys of the prefix cache: only requests with equal salts share blocks
     salt: bytes = b""
-    # adapter of the model that computes this request; ``None``: the model alone
     adapter: Adapter | None = None
-    tenant: str = ""  # client name for fair scheduling among requests of equal priority
-    # Lengths, ascending, of the prefixes that a later prompt of the same conversation may share
-    # (:mod:`pronk.text.chat.branches`). A recurrent model stores its state there. Empty for other
-    # models and for prompts that are no conversation.
+    tenant: str = ""
     branch_positions: tuple[int, ...] = ()
-    # set if the request computes an embedding of its prompt instead of generating tokens
     pooler: HiddenPooler | None = None
-    # whether the request must wait because its caller has too many unread tokens
     paused: bool = field(default=False, init=False)
-    aborted: bool = field(default=False, init=False)  # whether the caller has cancelled the request
+    aborted: bool = field(default=False, init=False)
     queueing: Queueing = field(default_factory=Queueing, init=False)
     block_table: BlockTable = field(default_factory=BlockTable, init=False)
-    # keys in the prefix cache of the text's first full blocks
     digests: list[bytes] = field(default_factory=list, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
-    # seconds on the engine's clock at ``Engine.add``
     start_time: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:

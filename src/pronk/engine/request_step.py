@@ -18,7 +18,8 @@ from pronk.engine.stats import StepStats
 from pronk.models.forward_batch import BatchEntry
 from pronk.models.model_runner import ForwardResult
 from pronk.sampling.acceptance import acceptance_rule
-from pronk.sampling.sampler import NotFiniteError, token_logprobs
+from pronk.sampling.log_probs import token_logprobs
+from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath, verify_tree

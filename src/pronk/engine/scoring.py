@@ -16,7 +16,8 @@ from pronk.base.errors import PromptError, PronkError
 from pronk.drafting.trie import Trie
 from pronk.engine.engine import Engine
 from pronk.models.adapters import Adapter
-from pronk.sampling.sampler import NotFiniteError, log_probs
+from pronk.sampling.log_probs import log_probs
+from pronk.sampling.sampler import NotFiniteError
 from pronk.sampling.tree import TokenTree
 
 Tokens = tuple[int, ...]

@@ -29,20 +29,35 @@ class StepStats(NamedTuple):
 
     The duration of a step is its ``clock`` minus that of the step before. The first step includes
     the prefill.
+
+    Attributes:
+        rows: number of rows in the forward pass.
+        drafted: number of verified draft tokens.
+        depth: largest depth of a draft token in the verified tree.
+        accepted: number of accepted draft tokens.
+        tokens: number of tokens that the step added to the text.
+        draft_clock: ``Stats.draft_seconds`` at the end of the step.
+        target_clock: ``Stats.target_seconds`` at the end of the step.
+        clock: seconds from ``Engine.add`` to the end of the step.
     """
 
-    rows: int  # number of rows in the forward pass
-    drafted: int  # number of verified draft tokens
-    depth: int  # largest depth of a draft token in the verified tree
-    accepted: int  # number of accepted draft tokens
-    tokens: int  # number of tokens that the step added to the text
-    draft_clock: float  # ``Stats.draft_seconds`` at the end of the step
-    target_clock: float  # ``Stats.target_seconds`` at the end of the step
-    clock: float  # seconds from ``Engine.add`` to the end of the step
+    rows: int
+    drafted: int
+    depth: int
+    accepted: int
+    tokens: int
+    draft_clock: float
+    target_clock: float
+    clock: float
 
 
 class SourceStats(NamedTuple):
-    """Draft tokens of one drafter: how many were verified, and how many of these accepted."""
+    """Draft tokens of one drafter: how many were verified, and how many of these accepted.
+
+    Attributes:
+        drafted: number of verified draft tokens.
+        accepted: number of accepted draft tokens.
+    """
 
     drafted: int
     accepted: int
@@ -52,48 +67,67 @@ class GainStats(NamedTuple):
     """Counts of draft tokens whose acceptance was predicted with similar probability.
 
     It is one bin of ``Stats.gain_stats``, a calibration curve of the predictions.
+
+    Attributes:
+        draft_tokens: number of draft tokens.
+        sum_predicted: sum of their predicted acceptance probabilities.
+        accepted: number of accepted draft tokens.
     """
 
-    draft_tokens: int  # number of draft tokens
-    sum_predicted: float  # sum of their predicted acceptance probabilities
-    accepted: int  # number of accepted draft tokens
+    draft_tokens: int
+    sum_predicted: float
+    accepted: int
 
 
 @dataclass
 class Stats:
-    """Counts of tokens and steps of one request, and durations in seconds."""
+    """Counts of tokens and steps of one request, and durations in seconds.
+
+    Attributes:
+        prompt_tokens: number of tokens of the prompt.
+        generated_tokens: number of tokens of the output.
+        preemptions: number of times that the request lost its KV blocks and was recomputed.
+        cached_tokens: number of tokens found in the prefix cache, at the start and after each
+            preemption.
+        disk_tokens: number of ``cached_tokens`` that were read from the prompt cache on disk.
+        compile_seconds: seconds of compiling the guide's grammar; a cached grammar was compiled for
+            an earlier request.
+        jumped: number of tokens that the guide forced without a forward pass.
+        moved: number of KV rows that were moved because the accepted path was not the first path of
+            the tree.
+        draft_seconds: seconds of drafters in the steps of this request. They are those of all
+            requests of a step, not this request's part.
+        target_seconds: seconds of the forward passes with this request. They are those of all
+            requests of a pass, not this request's part.
+        total_seconds: seconds from ``Engine.add`` to the end of the request.
+        steps: one entry per forward pass that generated tokens; the first is the last chunk of the
+            prefill.
+        sources: for each drafter, its numbers of verified and accepted draft tokens. The key is the
+            name in ``TokenTree.origin``: of a composite drafter, that of the part.
+        gain_stats: predicted and actual acceptance of draft tokens whose parents were accepted. Bin
+            i has the draft tokens of predicted probability i / 10 to (i + 1) / 10.
+        regret: seconds that other choices of drafters would have saved.
+        draft_error: exception of the drafter, if the request continued without it.
+    """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    # number of tokens found in the prefix cache, at the start and after each preemption
     cached_tokens: int = 0
-    disk_tokens: int = 0  # number of ``cached_tokens`` that were read from the prompt cache on disk
-    # Seconds of compiling the guide's grammar; a cached grammar was compiled for an earlier
-    # request.
+    disk_tokens: int = 0
     compile_seconds: float = 0.0
-    jumped: int = 0  # number of tokens that the guide forced without a forward pass
-    # number of KV rows that were moved because the accepted path was not the first path of the tree
+    jumped: int = 0
     moved: int = 0
-    # Seconds of drafters in the steps of this request. They are those of all requests of a step,
-    # not this request's part.
     draft_seconds: float = 0.0
-    # Seconds of the forward passes with this request. They are those of all requests of a pass, not
-    # this request's part.
     target_seconds: float = 0.0
-    total_seconds: float = 0.0  # seconds from ``Engine.add`` to the end of the request
-    # One entry per forward pass that generated tokens; the first is the last chunk of the prefill.
+    total_seconds: float = 0.0
     steps: list[StepStats] = field(default_factory=list, repr=False)
-    # for each drafter by name, its numbers of verified and accepted draft tokens
     sources: dict[str, SourceStats] = field(default_factory=dict)
-    # Predicted and actual acceptance of draft tokens whose parents were accepted. Bin i has the
-    # draft tokens of predicted probability i / 10 to (i + 1) / 10.
     gain_stats: list[GainStats] = field(
         default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False
     )
-    # seconds that other choices of drafters would have saved
     regret: Regret = field(default_factory=Regret, repr=False)
-    draft_error: str | None = None  # exception of the drafter, if the request continued without it
+    draft_error: str | None = None
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
         """Count verified draft tokens by drafter; each is a pair ``(drafter name, accepted)``."""
@@ -176,24 +210,33 @@ class Stats:
 
 @dataclass(frozen=True)
 class Decision:
-    """Draft tokens of one step that were proposed, verified and accepted, with expected times."""
+    """Draft tokens of one step that were proposed, verified and accepted, with expected times.
 
-    # One report per drafter that has proposed; with ``auto`` there can be several.
+    Attributes:
+        reports: one report per drafter that has proposed; with ``auto`` there can be several.
+        proposed: tree of all drafters' draft tokens.
+        verified: ``proposed`` without the draft tokens that were dropped before verification.
+        path: accepted nodes of ``verified``, without the root.
+        tokens: ids of the tokens that the step added to the text.
+        plain: estimated seconds of a step without draft tokens, one request's part:
+            ``costs.at(n) / n``, if ``n`` requests decode and a forward pass over ``rows`` rows
+            takes ``costs.at(rows)`` seconds. ``None`` if the costs are unknown.
+        expected: the same of a step with the verified tree: ``costs.at(n * len(verified)) / n``.
+        drafting: measured seconds of drafters, this request's part.
+        seconds: measured seconds of the step for all its requests, without the time of drafters.
+        allowance: ``Ledger.allowance``: seconds that drafting may still cost the engine.
+    """
+
     reports: tuple[ProposalReport, ...]
     proposed: TokenTree
-    # ``proposed`` without the draft tokens that were dropped before verification.
     verified: TokenTree
-    path: tuple[int, ...]  # accepted nodes of ``verified``, without the root
-    tokens: tuple[int, ...]  # ids of the tokens that the step added to the text
-    # Estimated seconds of a step, one request's part; ``None`` if the costs are unknown. ``n``
-    # requests decode, and a forward pass over ``rows`` rows takes ``costs.at(rows)`` seconds.
-    plain: float | None  # without draft tokens: ``costs.at(n) / n``
-    # with the verified tree: ``costs.at(n * len(verified)) / n``
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    plain: float | None
     expected: float | None
-    drafting: float  # measured seconds of drafters, this request's part
-    # measured seconds of the step for all its requests, without the time of drafters
+    drafting: float
     seconds: float
-    allowance: float  # ``Ledger.allowance``: seconds that drafting may still cost the engine
+    allowance: float
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -224,11 +267,15 @@ class DecisionTrace:
 
     Only requests that :mod:`pronk.lab.explain` runs have a trace; it shows why each draft token was
     proposed or dropped.
+
+    Attributes:
+        steps: one decision per decoding step so far.
+        proposed: tree that was proposed in the current step.
+        draft_seconds: seconds of drafters in the current step so far, this request's part.
     """
 
     steps: list[Decision] = field(default_factory=list)
-    proposed: TokenTree | None = None  # tree that was proposed in the current step
-    # seconds of drafters in the current step so far, this request's part
+    proposed: TokenTree | None = None
     draft_seconds: float = 0.0
 
     def record_step(

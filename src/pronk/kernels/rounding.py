@@ -1,11 +1,17 @@
-"""Quantize weights to 8 and 4 bits: nearest codes, at the scale with the smallest squared error.
+"""Rounding of weights to 8 and 4 bits: nearest codes, at the scale with the smallest error.
 
-A scale that covers the largest weight of a group rounds all other weights coarsely. At 4 bits the
-kernel therefore also tries scales that clip the largest weights, and selects the scale with the
-smallest sum of squared errors (like the search for a clipping range in AWQ; Lin et al. 2024,
-section 3.2). Codes are from -8 to 7. If ``w`` is the weight of largest magnitude, a clipping range
-of 90 % stands for the scales ``0.9 * abs(w) / 7`` and ``-0.9 * w / 8``; with the second one, the
-code of ``w`` is -8.
+A group of weights ``w`` shares a scale ``s``, and ``s * code`` stands for a weight. Codes are from
+-128 to 127 at 8 bits, and from -8 to 7 at 4 bits. The scale that covers the largest weight,
+``max abs(w) / 7`` at 4 bits, rounds all other weights coarsely. Therefore the kernel also tries
+scales that clip the largest weights, as the search for a clipping range in AWQ does (Lin et al.
+2024, section 3.2). For each range ``r`` of 1, 0.95, …, 0.75 it tries
+
+- ``r * max abs(w) / 7``, and
+- ``-r * e / 8``, where ``e`` is the weight of largest magnitude: its code is -8, which has a
+  larger magnitude than 7.
+
+The scale with the smallest sum of squared errors is taken. At 8 bits clipping gains nothing, so the
+first scale is the only one.
 """
 
 from __future__ import annotations
@@ -23,9 +29,11 @@ from pronk.kernels.threads import num_threads
 # little accuracy.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
-# Number of clipping ranges (100 %, 95 %, … 75 %) to try, by bits of a code. At 8 bits, clipping
-# gains nothing.
+# Number of clipping ranges to try, by bits of a code.
 _NUM_RANGES = {8: 0, 4: 6}
+
+_SCALE_BYTES = 4
+_ROW_MULTIPLE = 32  # the kernels pad rows of weights to a multiple of this number of inputs
 
 
 def default_group(bits: Bits, inputs: int) -> int:
@@ -36,13 +44,17 @@ def default_group(bits: Bits, inputs: int) -> int:
     the same number of bytes, the larger one is returned.
     """
 
-    def nbytes(group: int) -> int:
+    def row_bytes(group: int) -> int:
         num_groups = ceil(inputs / group)
-        return num_groups * (group * bits // 8 + 4)
+        return num_groups * (group * bits // 8 + _SCALE_BYTES)
 
-    whole_row = ceil(inputs / 32) * 32
-    groups = [min(group, whole_row) for group in (128, 64, 32) if group <= DEFAULT_GROUPS[bits]]
-    return min(groups, key=nbytes)
+    longest = min(DEFAULT_GROUPS[bits], _padded_inputs(inputs))
+    groups = [longest, *(group for group in (64, 32) if group < longest)]
+    return min(groups, key=row_bytes)
+
+
+def _padded_inputs(inputs: int) -> int:
+    return ceil(inputs / _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 def round_weights(
@@ -56,22 +68,22 @@ def round_weights(
         kernels: the kernels that compute.
         weight: ``[outputs, inputs]``: float32, bfloat16 or float16, finite.
         bits: number of bits per code.
-        group: number of inputs that share a scale, a multiple of 8; by default from
-            :func:`default_group`.
+        group: number of inputs that share a scale, a multiple of 8. A group longer than a row is
+            cut to the row's padded length. By default :func:`default_group` chooses.
 
     Raises:
         ValueError: a weight is not finite.
         MemoryError: there is too little memory.
     """
     outputs, inputs = weight.shape
-    group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
+    group = min(group or default_group(bits, inputs), _padded_inputs(inputs))
     if weight.strides[1] != weight.itemsize:
         weight = np.ascontiguousarray(weight)
+    row_stride = weight.strides[0] // weight.itemsize
     # The codes are freed after packing. A memory mapping then returns to the operating system at
     # once, unlike memory of the heap.
     codes = mapped_zeros((outputs, inputs), np.dtype(np.uint8))
     scale = np.empty((outputs, ceil(inputs / group)), np.float32)
-    row_stride = weight.strides[0] // weight.itemsize
     status = kernels.library.pronk_round(
         weight.ctypes.data,
         TYPES[weight.dtype],
@@ -89,4 +101,5 @@ def round_weights(
     if status:
         msg = f"kernels: rounding a matrix of {outputs} by {inputs} failed (memory)"
         raise MemoryError(msg)
+    # A group with a weight that is not finite has the scale NaN, which QuantizedMatrix refuses.
     return QuantizedMatrix(codes, scale, None, bits, group)

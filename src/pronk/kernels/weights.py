@@ -275,9 +275,7 @@ def _pack_blocks(
     kernels: Kernels, struct: CWeights, weight: BlockMatrix, cache: WeightCache | None
 ) -> Array:
     """Pack GGUF blocks, or find them packed in ``cache``; set their format in ``struct``."""
-    block_format, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[weight.type]
-    struct.scale_type = TYPES[FLOAT16]
-    struct.K_pad = struct.K
+    block_format = _set_block_format(struct, weight.type)
     size = int(kernels.library.pronk_packed_size(ctypes.byref(struct)))
     tensors = " ".join(rows.name for rows in weight.parts)
     name = f"{tensors} {weight.type} {struct.N} {struct.K} {struct.unit} {struct.gated}"
@@ -304,6 +302,21 @@ def _pack_blocks(
     if cache is not None:
         cache.add(name, data)
     return data
+
+
+def describe_blocks(table: BlockMatrix) -> tuple[int, CWeights]:
+    """Return the number of a table's GGUF type in llama.cpp, and a description without data."""
+    rows, width = table.shape
+    struct = CWeights(N=rows, K=width, unit=rows)
+    return _set_block_format(struct, table.type), struct
+
+
+def _set_block_format(struct: CWeights, type_: str) -> int:
+    """Set the format of packed GGUF blocks in ``struct``; return the type's number in llama.cpp."""
+    number, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[type_]
+    struct.scale_type = TYPES[FLOAT16]
+    struct.K_pad = struct.K
+    return number
 
 
 def _pack_codes(

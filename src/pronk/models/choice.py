@@ -38,7 +38,8 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
             backend = KernelBackend(loaded).for_model(config, dtype)
             if backend is not None:
                 return backend
-            reason = f"no kernels for heads of {config.head_dim}"
+            sizes = ", ".join(map(str, sorted(config.head_dims)))
+            reason = f"no kernels for heads of {sizes}"
     _check_torch(config, reason)
     by_torch = open_torch(device, dtype, reason)
     # The frames are this function, the constructor of LLM, its keywords, their check, and the

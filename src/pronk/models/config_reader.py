@@ -190,6 +190,21 @@ class ConfigReader:
             return None
         return MixtureConfig(count, per_row, self.integer(width), normalized, layers, bias)
 
+    def grouped_router(self) -> dict[str, Any]:
+        """Return the fields of MixtureConfig that describe the router of DeepSeek-V3.
+
+        Several families share it: scores are sigmoids, which are corrected for the choice.
+        """
+        return {
+            "normalized": self.flag("norm_topk_prob", default=True),
+            "scores": "sigmoid",
+            "correction": True,
+            "groups": self.integer("n_group", 1),
+            "row_groups": self.integer("topk_group", 1),
+            "scale": self.number("routed_scaling_factor", 1.0),
+            "epsilon": 1e-20,
+        }
+
     def ropes(
         self, windows: tuple[int | None, ...], theta: float, sliding_theta: float
     ) -> dict[str, Any]:

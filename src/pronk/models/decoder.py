@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pronk.base.arrays import Array
+import numpy as np
+from numpy.typing import NDArray
+
+from pronk.base.arrays import FLOAT32, Array
 from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import KVSource, Program
@@ -38,9 +42,11 @@ class Attention:
     q_norm: Norm | None = None
     # norm of each key head, or with ``whole_qk_norm`` of all key heads together
     k_norm: Norm | None = None
+    v_norm: Norm | None = None  # norm of each value head, whose weights are all 1
     # ``[heads]``: score of each head's attention sink, a key without value
     sinks: Array | None = None
-    # Projection to the gates of gated attention, one output for each element of ``out``'s input.
+    # Projection to the gates of gated attention: one output for each element of ``out``'s input, or
+    # for each head.
     attention_gate: Linear | None = None
     out: Linear
     attention_output_norm: Norm | None = None
@@ -48,6 +54,8 @@ class Attention:
     def __init__(self, config: ModelConfig, reads: KVSource | None = None) -> None:
         self.config = config
         self.reads = reads
+        if config.value_norm:
+            self.v_norm = Norm.of(config, np.ones(config.head_dim, FLOAT32))
 
     def compile(self, program: Program, index: int) -> None:
         """Append the operations to a program.
@@ -91,6 +99,7 @@ class Layer(Attention):
     mixer_norm: Norm  # norm of a value head's outputs, ``[value_dim]``
     mlp_norm: Norm | None = None
     router: Linear | None = None
+    correction: Array | None = None  # ``[experts]``: added to the router's scores for the choice
     up: Linear | Experts  # gate and up projection, if the MLP is gated
     down: Linear | Experts
     # Shared expert of a mixture, which every row uses, and the projection to the gate of its
@@ -99,14 +108,28 @@ class Layer(Attention):
     shared_down: Linear
     shared_gate: Linear | None = None
     mlp_output_norm: Norm | None = None
+    # Norms of experts and of a shared expert whose norms are separate: of the router's input, of
+    # the experts' input, and of the outputs of both.
+    router_norm: Norm | None = None
+    expert_norm: Norm
+    expert_output_norm: Norm
+    shared_output_norm: Norm
+    expert_scale: Array | None = None  # ``[experts]``: factors of the experts' shares
+    # Projections from the stream to a gate of the layer's input, and from there to the stream; and
+    # the norm of their output.
+    input_gate: Linear | None = None
+    input_projection: Linear
+    input_norm: Norm
+    scalar: Array | None = None  # ``[1]``: factor of the layer's output
 
     def __init__(
         self,
         config: ModelConfig,
         mixture: MixtureConfig | None = None,
         recurrent: RecurrentConfig | None = None,
+        reads: KVSource | None = None,
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, reads)
         self.recurrent = recurrent
         if mixture is not None:
             self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
@@ -124,6 +147,10 @@ class Layer(Attention):
         else:
             program.attention(self, index)
         program.mlp(self)
+        if self.input_gate is not None:
+            program.layer_input(self, index)
+        if self.scalar is not None:
+            program.norm(None, scale=float(self.scalar[0]))
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``, an attribute of this layer."""
@@ -136,6 +163,34 @@ class Layer(Attention):
         )
 
 
+class LayerInputs:
+    """Embeddings of single layers (Gemma 4): for each token and layer, some numbers.
+
+    The attributes are set when the weights are loaded.
+
+    Attributes:
+        table: the embeddings, ``[vocab, layers · size]``, as numbers or in GGUF blocks: a view of
+            the mapped file, from which a pass reads one row per token.
+        projection: projection of the model's embedding to ``layers · size`` numbers.
+        norm: norm of the ``size`` numbers of each layer.
+    """
+
+    table: Array | BlockMatrix
+    projection: Linear
+    norm: Norm
+
+    def rows(self, tokens: NDArray[np.int32]) -> Array:
+        """Return the rows ``[len(tokens), layers · size]`` of the table for token ids."""
+        if isinstance(self.table, BlockMatrix):
+            return self.table.dequantize_rows(tokens)
+        return self.table[tokens]
+
+    def layout(self, name: str) -> WeightLayout:
+        """Return how to pack the linear layer ``name``: ``projection``."""
+        del name  # there is one
+        return WeightLayout()
+
+
 class Decoder:
     """Language model on packed rows; the attributes are set when the weights are loaded.
 
@@ -145,6 +200,7 @@ class Decoder:
         embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized (``table``).
         table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it
             is not quantized.
+        layer_inputs: embeddings of single layers; ``None``: the model has none.
         positions: learned position embeddings ``[context, hidden]``; ``None`` with RoPE.
         stored_bytes: size in the checkpoint's files of all tensors except lookup tables; ``None``
             without files.
@@ -164,12 +220,23 @@ class Decoder:
         self.config = config
         self.backend = backend
         self.table: Linear | None = None
+        self.layer_inputs = LayerInputs() if config.layer_input_size else None
         self.positions: Array | None = None
         self.stored_bytes: int | None = None
         self.layers = [
-            Layer(layer_config or config, config.mixture_of(index), config.recurrent_of(index))
+            self._make_layer((layer_config or config).of_layer(index), index)
             for index in range(config.num_layers)
         ]
+
+    def _make_layer(self, sizes: ModelConfig, index: int) -> Layer:
+        """Return layer ``index`` (from 0), without weights; ``sizes`` has those of its own."""
+        source = self.config.shape_of(index).reads
+        return Layer(
+            sizes,
+            self.config.mixture_of(index),
+            self.config.recurrent_of(index),
+            None if source is None else KVSource(source),
+        )
 
     def get(self, path: str) -> Any:
         """Return the object at an attribute path such as ``layers.0``.
@@ -187,6 +254,8 @@ class Decoder:
         A tied head counts once.
         """
         yield self.head
+        if self.layer_inputs is not None:
+            yield self.layer_inputs.projection
         for layer in self.layers:
             yield from layer.linears()
 

@@ -33,6 +33,8 @@ class TensorNames:
     layer: Mapping[str, tuple[str, ...]]
     embedding: str
     norm: str
+    # Names of the embeddings of single layers: ``table``, ``projection``, ``norm``.
+    layer_inputs: Mapping[str, str] = field(default_factory=dict)
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
     head: str = "lm_head"
     # Names that replace those in ``layer`` if a checkpoint has all of these tensors.
@@ -44,6 +46,8 @@ class TensorNames:
     # Whether matrices of experts are stored ``[inputs, outputs]``, with alternating outputs of gate
     # and up projection.
     interleaved_experts: bool = False
+    # Whether layers that follow the model's are MTP heads, whose tensors are not used.
+    skips_heads: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
     # pattern of the names of tensors that are not used; by default none
@@ -123,6 +127,7 @@ GGUF_NAMES = TensorNames(
         "down": ("ffn_down",),
         "mlp_output_norm": ("post_ffw_norm",),
         "router": ("ffn_gate_inp",),
+        "correction": ("exp_probs_b.bias",),
         "experts.up": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
         "experts.down": ("ffn_down_exps.weight",),
         "shared_up": ("ffn_gate_shexp", "ffn_up_shexp"),
@@ -160,6 +165,9 @@ class GgufArchitecture:
     names: TensorNames = GGUF_NAMES
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
+    # Whether numbers of key/value heads and widths of MLPs may differ by layer. The config of a
+    # Llama then has those of the first layer.
+    varies: bool = False
     # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
     # The drafter ``mtp`` loads the first of them.
     skips_heads: bool = False

@@ -34,26 +34,39 @@ class BatchEntry(NamedTuple):
     """One request's rows in a forward pass: the nodes of a token tree after the committed tokens.
 
     A row sees the committed tokens of its request, its ancestors in the tree, and itself.
+
+    Attributes:
+        block_table: KV slots of the committed tokens, then of the nodes in order;
+            :meth:`PagedCache.prepare` has allocated them.
+        tree: token ids and parents of the nodes; several tokens of a text are a chain.
+        logits_nodes: indices of the nodes whose logits ``[vocab]`` are returned; empty: none.
+        prompt_length: number of tokens of the prompt. Only models with dynamic RoPE scaling
+            (``RopeTable.dynamic``) read it: all tokens of the prompt are rotated for a text of this
+            length. With 0, each row is rotated for the text up to this row. A drafter gives it if
+            its own model may have such a scaling, and equal values in all passes over a text.
+        num_computed: number of leading nodes that earlier passes have computed, as when a drafter
+            adds one depth per pass. They get no rows; the other nodes see their keys and values.
+        num_final: number of tokens, those in the cache included, that stay in the text whatever is
+            sampled or rejected; draft tokens do not. Only models with recurrent layers read it:
+            their states take over these tokens, and cannot drop them again. A drafter whose own
+            model may be recurrent gives the number of tokens of the text that the cache has after
+            the pass. With 0, the states take over nothing, and the pool's update slots run out.
+        other_tables: the request's block table in each KV cache of another model that the program
+            reads.
+        all_logits: for a model in several processes. True: they return the logits of all
+            ``logits_nodes``. False: a node's logits are sent when they are read.
+        stateless_sampler: for a model in several processes. If set, they sample tokens and send
+            these instead of logits.
     """
 
-    block_table: BlockTable  # KV slots of the committed tokens, then of the nodes in order
+    block_table: BlockTable
     tree: TokenTree
-    logits_nodes: range = range(0)  # indices of the nodes whose logits are needed
-    # Number of tokens of the prompt. Dynamic RoPE rotates all of them for a text of this length;
-    # with 0, each row is rotated for the text up to this row.
+    logits_nodes: range = range(0)
     prompt_length: int = 0
-    # Number of leading nodes that earlier passes have computed, as when a drafter adds one depth
-    # per pass. They get no rows; the other nodes see their keys and values.
     num_computed: int = 0
-    # Number of tokens, those in the cache included, that stay in the text whatever is sampled or
-    # rejected. States of recurrent layers may take them over, and cannot drop them again.
     num_final: int = 0
-    # the request's block table in each KV cache of another model that the program reads
     other_tables: tuple[BlockTable, ...] = ()
-    # True: worker processes return the logits of all ``logits_nodes``. False: a node's logits are
-    # sent when it is read.
     all_logits: bool = True
-    # if set, worker processes sample tokens and send these instead of logits
     stateless_sampler: StatelessSampler | None = None
 
     @property

@@ -51,12 +51,10 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         family=model_type,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
-        intermediate_size=keys.integer(
-            "feed_forward_length", keys.get("expert_feed_forward_length")
-        ),
+        intermediate_size=_intermediate_size(keys, varies=architecture.varies),
         num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
-        num_kv_heads=_num_kv_heads(keys, skips_attention=architecture.skips_attention),
+        num_kv_heads=_num_kv_heads(keys, architecture),
         head_dim=head_dim,
         context=rope.extend(context),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
@@ -88,11 +86,23 @@ def _head_dim(keys: GgufReader) -> int:
     return size
 
 
-def _num_kv_heads(keys: GgufReader, *, skips_attention: bool) -> int:
+def _intermediate_size(keys: GgufReader, *, varies: bool) -> int:
+    """Return the width of MLPs; if it ``varies``, that of the first layer."""
+    key = "feed_forward_length"
+    if varies:
+        num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
+        width = keys.per_layer(key, num_layers, varies=True)[0]
+        return check_integer(keys.label(key), width, 1, error=ConfigError)
+    return keys.integer(key, keys.get("expert_feed_forward_length"))
+
+
+def _num_kv_heads(keys: GgufReader, architecture: GgufArchitecture) -> int:
     heads = keys.integer("attention.head_count")
     key = "attention.head_count_kv"
-    if skips_attention:
-        kv_heads = max(keys.per_layer(key, keys.integer("block_count", maximum=MAX_LAYERS)))
+    if architecture.skips_attention or architecture.varies:
+        num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
+        numbers = keys.per_layer(key, num_layers, varies=architecture.varies)
+        kv_heads = numbers[0] if architecture.varies else max(numbers)
         kv_heads = check_integer(keys.label(key), kv_heads, 1, error=ConfigError)
     else:
         kv_heads = keys.integer(key, heads)

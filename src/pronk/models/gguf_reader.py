@@ -7,11 +7,12 @@ llama.cpp.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pronk.base.checks import check_integer
 from pronk.base.errors import ConfigError, refuse
-from pronk.checkpoint.config import MAX_EXPERTS, MixtureConfig
+from pronk.checkpoint.config import MAX_EXPERTS, MixtureConfig, RouterScores
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import check_positive
 
@@ -46,6 +47,16 @@ _UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     # softmax: 1 over the scores of all experts, 3 over those of the chosen experts
     "expert_gating_func": (0, 1, 3),
     "rope.scaling.yarn_ext_factor": (1, -1),
+}
+
+
+# Values of ``expert_gating_func``: the function that gives the scores of experts; 0: the
+# architecture decides, 3: softmax over the scores of the chosen experts.
+_GATING_FUNCTIONS: dict[int, RouterScores | None] = {
+    0: None,
+    1: "softmax",
+    2: "sigmoid",
+    3: "softmax",
 }
 
 
@@ -88,10 +99,11 @@ class GgufReader:
         """Return the value of a key, an integer from 1 to ``maximum``; ``default`` if absent."""
         return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
-    def per_layer(self, key: str, num_layers: int) -> list[int]:
-        """Return the value of a key for each layer: integers from 0, equal except where they are 0.
+    def per_layer(self, key: str, num_layers: int, *, varies: bool = False) -> list[int]:
+        """Return the value of a key for each layer: integers from 0.
 
-        A value that is not an array is that of all layers.
+        A value that is not an array is that of all layers. Unless the value ``varies``, all numbers
+        except for zeros must be equal.
         """
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
@@ -102,7 +114,7 @@ class GgufReader:
             self.refuse(
                 key, f"expected a number for each of {num_layers} layers, found {values!r:.80}"
             )
-        if len({*values} - {0}) > 1:
+        if not varies and len({*values} - {0}) > 1:
             self.refuse(
                 key, f"expected 0 or the same value in all layers, found {sorted({*values})!r:.80}"
             )
@@ -116,18 +128,72 @@ class GgufReader:
         """Return the value of a key, a number above 0; ``None`` if the key is absent or 0."""
         return self.number(key) if self.get(key) else None
 
-    def mixture(self, num_layers: int, *, bias: bool = False) -> MixtureConfig | None:
-        """Return the mixture of experts that every layer has; ``None`` if the file has no experts.
+    def mixture(
+        self,
+        num_layers: int,
+        *,
+        bias: bool = False,
+        normalized: bool = True,
+        scores: RouterScores = "softmax",
+        epsilon: float = 0.0,
+    ) -> MixtureConfig | None:
+        """Return the mixture of experts of all layers but the first ``leading_dense_block_count``.
 
-        The weights of a row's experts sum to 1. ``bias``: whether experts have biases.
+        Return ``None`` if the file has no experts.
+
+        Args:
+            num_layers: number of layers of the model.
+            bias: whether experts have biases.
+            normalized: whether the weights of a row's experts sum to a constant, if the file does
+                not say it.
+            scores: function that gives the scores, if the file does not say it.
+            epsilon: that of MixtureConfig.
         """
         if not self.get("expert_count"):
             return None
         count = self.integer("expert_count", maximum=MAX_EXPERTS)
         width = self.integer("expert_feed_forward_length", self.get("feed_forward_length"))
-        per_row = self.integer("expert_used_count", maximum=count)
-        layers = (True,) * num_layers
-        return MixtureConfig(count, per_row, width, normalized=True, layers=layers, bias=bias)
+        function = self._choice("expert_gating_func", 0, tuple(_GATING_FUNCTIONS))
+        num_dense = self._choice("leading_dense_block_count", 0, range(num_layers))
+        mixture = MixtureConfig(
+            count,
+            self.integer("expert_used_count", maximum=count),
+            width,
+            normalized=bool(self.get("expert_weights_norm", normalized)) or function == 3,
+            layers=tuple(layer >= num_dense for layer in range(num_layers)),
+            bias=bias,
+            scores=_GATING_FUNCTIONS[function] or scores,
+            correction=f"blk.{num_dense}.exp_probs_b.bias" in self.checkpoint,
+            groups=self._count("expert_group_count", 1),
+            row_groups=self._count("expert_group_used_count", 1),
+            scale=self.optional_number("expert_weights_scale") or 1.0,
+            epsilon=epsilon,
+            shared_width=self._shared_width(width),
+        )
+        if not mixture.has_valid_groups:
+            found = f"{mixture.groups} groups, of which a row chooses {mixture.row_groups}"
+            self.refuse("expert_group_count", f"expected groups of {count} experts, found {found}")
+        return mixture
+
+    def _count(self, key: str, default: int) -> int:
+        """Return the value of a key, a number above 0; ``default`` if it is absent or 0."""
+        return self.integer(key) if self.get(key) else default
+
+    def _choice(self, key: str, default: int, choices: Sequence[int]) -> int:
+        """Return the value of a key, one of some numbers; ``default`` if the key is absent."""
+        value = self.get(key, default)
+        if value not in choices:
+            expected = f"one of {', '.join(map(str, choices))}"
+            self.refuse(key, f"expected {expected:.60}, found {value!r:.80}")
+        return int(value)
+
+    def _shared_width(self, width: int) -> int:
+        """Return the width of all shared experts together; 0: the file has none.
+
+        If the file does not state the width, they are as wide as ``width`` each.
+        """
+        num_shared = self._count("expert_shared_count", 0)
+        return self._count("expert_shared_feed_forward_length", num_shared * width)
 
     def windows(
         self, num_layers: int, period: int, size: int | None = None

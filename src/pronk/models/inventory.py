@@ -31,6 +31,8 @@ from pronk.models.families import get_architecture, get_family
 from pronk.models.family import TensorNames
 from pronk.models.tensor_plan import CheckpointTensor, DecoderPart
 
+# Maximum number of MTP heads after the layers of a safetensors checkpoint.
+_MAX_HEADS = 8
 # number of bytes of a tied LM head that are compared with the embedding at a time
 _COMPARED_BYTES = 1 << 20
 
@@ -42,8 +44,13 @@ def tensor_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
     checkpoint may have other names.
     """
     names = family_names(checkpoint, config)
-    if isinstance(checkpoint, GgufCheckpoint) and get_architecture(checkpoint)[1].skips_heads:
-        names = _without_heads(names, checkpoint, config)
+    if isinstance(checkpoint, GgufCheckpoint):
+        _, architecture = get_architecture(checkpoint)
+        if architecture.skips_heads:
+            key = f"{checkpoint.header.get('general.architecture')}.nextn_predict_layers"
+            names = _without_heads(names, config.num_layers, checkpoint.header.get(key) or 0)
+    elif names.skips_heads:
+        names = _without_heads(names, config.num_layers, _MAX_HEADS)
     canonical = map(names.canonical, checkpoint)
     return choose_alternatives(
         names, [name for name in canonical if not names.ignored.fullmatch(name)]
@@ -79,14 +86,9 @@ def _has_tensor(stored: Sequence[str], name: str) -> bool:
     return any(each.endswith(ends) for each in stored)
 
 
-def _without_heads(
-    names: TensorNames, checkpoint: GgufCheckpoint, config: ModelConfig
-) -> TensorNames:
-    """Return names that ignore the tensors of MTP heads, which follow the model's layers."""
-    key = f"{checkpoint.header.get('general.architecture')}.nextn_predict_layers"
-    count = checkpoint.header.get(key) or 0
-    numbers = range(config.num_layers, config.num_layers + count)
-    heads = "|".join(str(number) for number in numbers)
+def _without_heads(names: TensorNames, num_layers: int, count: int) -> TensorNames:
+    """Return names that ignore the tensors of MTP heads, ``count`` layers after the model's."""
+    heads = "|".join(str(number) for number in range(num_layers, num_layers + count))
     if not heads:
         return names
     pattern = rf"{names.ignored.pattern}|{re.escape(names.layers)}\.({heads})\..*"

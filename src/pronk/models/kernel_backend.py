@@ -47,9 +47,9 @@ class KernelBackend:
         return FLOAT32 if dtype == FLOAT16 else dtype
 
     def for_model(self, config: ModelConfig, dtype: DType) -> KernelBackend | None:
-        """Return this backend if the kernels have the model's size of heads."""
+        """Return this backend if the kernels have the model's sizes of heads."""
         del dtype
-        return self if self.kernels.supports_head_dim(config.head_dim) else None
+        return self if all(map(self.kernels.supports_head_dim, config.head_dims)) else None
 
     def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:
         return _LazyCodedRows(self.kernels, weight, bits, release)

@@ -11,6 +11,7 @@ import numpy as np
 from pronk.base.arrays import Array, DType
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
+from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.structures import (
@@ -22,10 +23,10 @@ from pronk.kernels.structures import (
     CWeights,
 )
 from pronk.kernels.threads import num_threads
-from pronk.kernels.weights import PackedMatrix
+from pronk.kernels.weights import PackedMatrix, describe_blocks
 from pronk.models.forward_batch import ForwardBatch
 from pronk.models.linear import Experts, StackedLinear
-from pronk.models.program import KVSource, OutputRange, Program, output_range
+from pronk.models.program import HeadNorms, KVSource, OutputRange, Program, output_range
 
 # Kinds of operations, numbered as ``pronk_kind`` in ``csrc/pronk.h``.
 (
@@ -40,10 +41,11 @@ from pronk.models.program import KVSource, OutputRange, Program, output_range
     _GATE,
     _MIX,
     _RECUR,
-) = range(11)
+    _LAYER_INPUTS,
+) = range(12)
 # Buffers that an operation reads or writes, numbered as ``pronk_buffer`` in ``csrc/pronk.h``.
-_STREAM, _A, _B, _LOGITS, _SCORES = range(5)
-_BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS, "scores": _SCORES}
+_STREAM, _A, _B, _LOGITS, _SCORES, _C, _INPUTS = range(7)
+_BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "C": _C, "logits": _LOGITS, "scores": _SCORES}
 # How a matrix product treats experts (``pronk_mixing``): one output row for each expert of a row,
 # or the weighted sum over the experts of a row.
 _SPREAD = 1
@@ -51,7 +53,7 @@ _GATHER = 2
 # Kinds of norms, numbered as ``pronk_norm_kind`` in ``csrc/pronk.h``; 0 means no norm.
 _RMS_NORM = 1
 _LAYER_NORM = 2
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4, "relu2": 5}
 
 
 class KernelProgram(Program):
@@ -99,23 +101,44 @@ class KernelProgram(Program):
             op.table = self._keep_alive(decoder.embedding)
         op.table_type = TYPES[decoder.embedding.dtype]
 
+    def layer_inputs(self, decoder: Any) -> None:
+        inputs = decoder.layer_inputs
+        config = decoder.config
+        scale = OutputRange(config.hidden_size**-0.5)
+        self.linear(inputs.projection, to="B", output=scale)
+        op = self._append(_LAYER_INPUTS)
+        op.output = _INPUTS
+        op.parts = config.num_layers
+        op.columns = config.layer_input_size
+        op.scale = float(np.asarray(config.layer_input_size**0.5).astype(self.dtype))
+        self._set_norm(op, inputs.norm)
+        if isinstance(inputs.table, BlockMatrix):
+            op.table_format, struct = describe_blocks(inputs.table)
+            self._kept_alive.append(struct)
+            op.w = ctypes.pointer(struct)
+            op.table = self._keep_alive(inputs.table.parts[0].stored)
+        else:
+            op.table_type = TYPES[inputs.table.dtype]
+            op.table = self._keep_alive(inputs.table)
+
     def project(
         self,
         linear: Any,
         norm: Any,
         config: ModelConfig,
         kv: KVSource,
-        head_norms: tuple[Any, Any] = (None, None),
+        head_norms: HeadNorms | None = None,
         *,
         only_queries: bool = False,
         source: str = "stream",
     ) -> None:
         """Implement :meth:`Program.project`; each matrix of ``linear`` is an operation."""
+        head_norms = head_norms or HeadNorms()
         if config.whole_qk_norm:
             self.linear(linear, norm=norm, source=source, to="B")
             op = self._heads(config, kv, head_norms, only_queries=only_queries)
             op.input = _B
-            op.eps = head_norms[0].eps
+            op.eps = head_norms.queries.eps
             return
         first_head = 0
         for part in linear.parts:
@@ -123,14 +146,14 @@ class KernelProgram(Program):
             op.input = _BUFFERS[source]
             self._set_weights(op, part)
             self._set_norm(op, norm)
-            op.eps = op.eps if head_norms[0] is None else head_norms[0].eps
+            op.eps = op.eps if head_norms.queries is None else head_norms.queries.eps
             op.first_head = first_head
             first_head += part.out_features // config.head_dim
         num_heads = config.num_heads + (0 if only_queries else 2 * config.num_kv_heads)
         assert first_head == num_heads, "expected as many outputs as heads"
 
     def _heads(
-        self, config: ModelConfig, kv: KVSource, head_norms: tuple[Any, Any], *, only_queries: bool
+        self, config: ModelConfig, kv: KVSource, head_norms: HeadNorms, *, only_queries: bool
     ) -> COp:
         """Append an operation that rotates the heads of a layer, and stores keys and values."""
         op = self._append(_QKV)
@@ -148,9 +171,9 @@ class KernelProgram(Program):
             )
             op.kv_heads = config.num_kv_heads
             self._kv_cache(op, kv)
-        q_norm, k_norm = head_norms
-        op.q_norm = None if q_norm is None else self._keep_alive(q_norm.weight)
-        op.k_norm = None if k_norm is None else self._keep_alive(k_norm.weight)
+        op.q_norm, op.k_norm, op.v_norm = [
+            None if norm is None else self._keep_alive(norm.weight) for norm in head_norms
+        ]
         return op
 
     def _rope_index(self, rope: RopeConfig, cache: PagedCache) -> int:
@@ -164,13 +187,12 @@ class KernelProgram(Program):
 
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
         cache = self.cache_of(kv)
-        windows = cache.config.windows
         op = self._append(_ATTEND)
         op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
         op.heads = config.num_heads
-        op.kv_heads = cache.config.num_kv_heads
+        op.kv_heads = cache.config.shape_of(kv.layer).num_kv_heads
         op.head_dim = config.head_dim
-        op.window = windows[kv.layer] or 0 if windows else 0
+        op.window = cache.config.window_of(kv.layer) or 0
         op.cap = config.attention_cap or 0.0
         op.cache = kv.cache
         op.block_size = cache.block_size
@@ -196,6 +218,7 @@ class KernelProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        layer_input: int | None = None,
     ) -> None:
         if isinstance(linear, StackedLinear):
             assert norm is not None or source != "stream", "expected an input"
@@ -209,6 +232,7 @@ class KernelProgram(Program):
         op = self._linear(linear, norm, activation, source, to, output)
         op.residual = int(residual)
         op.wanted = int(only_logits_rows)
+        op.layer_input = 0 if layer_input is None else layer_input + 1
 
     def _linear(
         self,
@@ -264,8 +288,9 @@ class KernelProgram(Program):
         self._set_norm(recur, layer.mixer_norm)
         self._has_recurrence = True
 
-    def gate(self, target: str, gates: str, width: int) -> None:
+    def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         op = self._append(_GATE)
+        op.heads = heads
         op.input = _BUFFERS[gates]
         op.output = _BUFFERS[target]
         op.columns = width
@@ -290,8 +315,20 @@ class KernelProgram(Program):
         op.part, op.parts = part or (0, 0)
         self._set_norm(op, norm)
 
-    def route(self, mixture: MixtureConfig) -> None:
-        self._set_mixture(self._append(_ROUTE), mixture)
+    def route(
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+    ) -> None:
+        op = self._append(_ROUTE)
+        self._set_mixture(op, mixture)
+        op.normalized = int(mixture.normalized)
+        op.sigmoid = int(mixture.scores == "sigmoid")
+        op.groups = mixture.groups
+        op.row_groups = mixture.row_groups
+        op.group_best = mixture.group_best
+        op.scale = mixture.scale
+        op.eps = mixture.epsilon
+        op.correction = self._keep_alive(correction)
+        op.expert_scale = self._keep_alive(expert_scale)
 
     def store_feature(self, layer: int) -> None:
         assert self.cache is not None
@@ -406,7 +443,6 @@ class KernelProgram(Program):
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:
         op.experts = mixture.experts
         op.per_row = mixture.per_row
-        op.normalized = int(mixture.normalized)
 
     def _set_norm(self, op: COp, norm: Any) -> None:
         if norm is None:

@@ -133,6 +133,8 @@ class LayerExecutor:
         )
         program.keeps_states = num_layers == len(decoder.layers)
         program.embed(decoder)
+        if decoder.layer_inputs is not None:
+            program.layer_inputs(decoder)
         if 0 in collect:
             program.collect_hidden(collect.index(0))
         for index in range(num_layers):

@@ -1,8 +1,9 @@
 """Loading of a model: read its config and its fingerprint, and load its weights into a decoder.
 
 Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype.
-An unquantized embedding is not copied: its rows are read from the mapped file. Quantized weights
-stay quantized with pronk's kernels, and are dequantized for the back end torch.
+An unquantized embedding is not copied, nor are embeddings of single layers: their rows are read
+from the mapped file. Quantized weights stay quantized with pronk's kernels, and are dequantized for
+the back end torch.
 """
 
 from __future__ import annotations
@@ -215,10 +216,13 @@ def load_decoder(
     inventory = Inventory(checkpoint, config, parts)
     # Order of loading: first embeddings, which a tied LM head needs; then the tied LM head; then
     # the other parts, the largest first, while most memory is free.
-    parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
+    lookups = {"table", "mapped"}
+    parts.sort(
+        key=lambda part: (part.kind not in lookups, bool(part.weight), -inventory.nbytes(part))
+    )
     decoder = Decoder(config, backend, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, linear, split)
-    sizes = [inventory.nbytes(part) for part in parts]
+    sizes = [0 if part.kind == "mapped" else inventory.nbytes(part) for part in parts]
     loaded = 0
     stored = 0
     total = sum(sizes)

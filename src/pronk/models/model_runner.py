@@ -29,17 +29,24 @@ _MAX_CHAIN_ROWS = 4
 
 
 class ForwardResult(NamedTuple):
-    """Result of a forward pass; lists have one element per entry of the batch."""
+    """Result of a forward pass; lists have one element per entry of the batch.
 
-    logits: Sequence[Logits]  # ``[len(logits_nodes), vocab]`` of each entry: float32
-    # layer number (from 1) to the output ``[rows, hidden]`` of each entry
+    Attributes:
+        logits: of each entry, float32 ``[len(logits_nodes), vocab]``; the last row is
+            ``logits[-1]``, and ``logits[:]`` is an array.
+        hidden: layer number (from 1) to the output ``[rows, hidden]`` of each entry, in the model's
+            compute dtype; only of the layers in ``collect``.
+        seconds: duration of the forward pass.
+        sampled: for each entry, the tokens that a worker process sampled, by the index of their row
+            of logits. ``None`` without workers that sample.
+        experts_read: experts that the pass read, relative to a pass of one row; ``None``: no
+            experts, or not counted (several workers).
+    """
+
+    logits: Sequence[Logits]
     hidden: Mapping[int, Sequence[Array]]
-    seconds: float  # duration of the forward pass
-    # For each entry, the tokens that a worker process sampled, by the index of their row of logits.
-    # ``None`` without workers that sample.
+    seconds: float
     sampled: Sequence[Mapping[int, int]] | None = None
-    # Experts that the pass read, relative to a pass of one row; ``None``: no experts, or not
-    # counted (several workers)
     experts_read: float | None = None
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, UINT8, Array, DType, mapped_zeros, split_rows
-from pronk.base.errors import locate_error
+from pronk.base.errors import locate_error, refuse
 from pronk.checkpoint.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
-from pronk.checkpoint.gguf.blocks import BlockMatrix
+from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, BlockMatrix
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
-from pronk.models.decoder import Decoder, Layer
+from pronk.models.decoder import Decoder
 from pronk.models.inventory import Inventory
 from pronk.models.linear import (
     AnyWeight,
@@ -72,6 +72,8 @@ class WeightPlacer:
         parent = self.decoder.get(path)
         if part.kind == "table":
             setattr(parent, name, self._table(part.weight[0]))
+        elif part.kind == "mapped":
+            setattr(parent, name, self._mapped_table(part.weight[0]))
         elif not part.weight and self.decoder.table is not None:
             # the LM head is tied to a quantized embedding, so it is the same linear layer
             setattr(parent, name, self.decoder.table)
@@ -80,7 +82,8 @@ class WeightPlacer:
         elif part.kind == "vector":
             setattr(parent, name, self._vector(part))
         elif part.kind == "linear":
-            layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
+            is_head = parent is self.decoder
+            layout = WeightLayout(head=True) if is_head else parent.layout(name)
             setattr(parent, name, self._linear(part, layout))
         else:
             setattr(parent, name, self._norm(part))
@@ -107,6 +110,8 @@ class WeightPlacer:
             arrays = [self._stack([array]) for array in arrays]
         if part.offset:
             arrays[0] = arrays[0].astype(np.float32) + np.float32(part.offset)
+        if part.factor != 1.0:
+            arrays[0] = arrays[0].astype(np.float32) * np.float32(part.factor)
         return Norm.of(self.decoder.config, *arrays)
 
     def _vector(self, part: DecoderPart) -> Array:
@@ -130,6 +135,22 @@ class WeightPlacer:
         weight = stored if blocks is None else blocks[0]
         self.decoder.table = self._pack(weight, None, WeightLayout(head=True))
         return np.empty((0, source.shape[1]), self.dtype)
+
+    def _mapped_table(self, source: CheckpointTensor) -> Array | BlockMatrix:
+        """Return a table of the mapped file, which is never copied to memory.
+
+        Raises:
+            CheckpointError: the table has a type of GGUF blocks that the kernels cannot read.
+        """
+        if not self.inventory.is_quantized(source):
+            return self.inventory.tensor(source)
+        blocks = self.inventory.blocks(source)
+        if blocks is None:
+            checkpoint = self.inventory.checkpoint
+            expected = ", ".join(sorted(PACKED_BLOCKS))
+            found = "found another type; use a Q4_0, Q4_K_M or Q8_0 file of this model"
+            refuse(checkpoint.folder, f"tensor {source.name}: expected {expected}, {found}")
+        return blocks
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
         weights = self._blocks(part.weight, layout) or self._weights(part, layout)

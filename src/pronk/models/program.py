@@ -17,7 +17,7 @@ A layer with a mixture of experts has these operations in place of the last two 
 
     norm    A = norm(x)
     linear  scores = A W_router
-    route   choose the experts with the largest scores, and their shares, for each row
+    route   choose experts by their scores, and compute their shares, for each row
     linear  B = act(A W_gate) · (A W_up)                for each row and each of its experts
     linear  x = x + sum over experts of share · B W_down
 
@@ -36,7 +36,7 @@ A recurrent layer has these operations in place of the first three ::
 
 With gated attention, ``attend`` is followed by ::
 
-    linear    B = norm(x) W_gate
+    linear    B = norm(x) W_gate          with a gate for each head: scores
     gate      A = A · sigmoid(B)
 
 With a shared expert, the operations of the experts are followed by ::
@@ -45,6 +45,32 @@ With a shared expert, the operations of the experts are followed by ::
     linear    scores = A W_shared_gate
     gate      B = B · sigmoid(scores)                   one number for each row
     linear    x = x + B W_down
+
+With separate norms of experts and shared expert, the MLP has these operations, where ``C`` is a
+buffer as wide as the stream ::
+
+    linear  B = act(norm(x) W_gate) · (norm(x) W_up)       shared expert
+    linear  A = B W_down
+    norm    C = norm(A)
+    linear  scores = norm(x) W_router
+    route   …
+    norm    A = norm(x)
+    linear  B = act(A W_gate) · (A W_up)                    experts
+    linear  A = sum over experts of share · B W_down
+    norm    C = C + norm(A)
+    norm    x = x + norm(C)
+
+If layers have embeddings of their own, these operations follow that of the model's embedding ::
+
+    linear  B = x W_inputs                                  inputs of all layers
+    inputs  inputs = (norm(B) + layer embeddings of the tokens) / sqrt(2)
+
+and these end a layer, the last one if the layers' outputs are scaled ::
+
+    linear  A = act(x W_input_gate) · inputs of the layer
+    linear  B = A W_input_projection
+    norm    x = x + norm(B)
+    norm    x = scalar · x
 
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With
 norms of queries and keys that span all heads, ``linear`` writes the projections to ``B``, and one
@@ -68,6 +94,14 @@ class OutputRange(NamedTuple):
 
     scale: float = 1.0
     cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
+
+
+class HeadNorms(NamedTuple):
+    """Norms of the heads of queries, keys and values before the rotation; ``None``: no norm."""
+
+    queries: Any = None
+    keys: Any = None
+    values: Any = None
 
 
 class KVSource(NamedTuple):
@@ -130,14 +164,15 @@ class Program(ABC):
         """
         kv = layer.reads or KVSource(index)
         only_queries = layer.reads is not None
-        norms = (layer.q_norm, layer.k_norm)
+        norms = HeadNorms(layer.q_norm, layer.k_norm, layer.v_norm)
         self.project(
             layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries
         )
         self.attend(layer.config, kv, sinks=layer.sinks)
         if layer.attention_gate is not None:
-            self.linear(layer.attention_gate, norm=layer.attention_norm, to="B")
-            self.gate("A", "B", layer.attention_gate.out_features)
+            gates = "scores" if layer.config.head_gates else "B"
+            self.linear(layer.attention_gate, norm=layer.attention_norm, to=gates)
+            self.gate("A", gates, layer.out.in_features, heads=layer.config.num_heads)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
 
     def convolution(self, layer: Any, index: int) -> None:
@@ -161,20 +196,48 @@ class Program(ABC):
         the buffer ``logits`` instead of being added to the stream.
         """
         activation = "clamped" if layer.config.clamped_gate else layer.config.activation
+        if layer.router_norm is not None:
+            assert not partial, "expected no experts in tensor parallelism"
+            self._separate_mlps(layer, activation)
+            return
         if layer.router is None:
             self.linear(layer.up, norm=layer.mlp_norm, activation=activation, to="B")
         else:
             self.norm(layer.mlp_norm, to="A")
             self.linear(layer.router, source="A", to="scores")
-            self.route(layer.up.mixture)
+            self.route(layer.up.mixture, layer.correction)
             self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
         if layer.shared_up is not None:
             self.linear(layer.shared_up, source="A", activation=activation, to="B")
             if layer.shared_gate is not None:
                 self.linear(layer.shared_gate, source="A", to="scores")
-                self.gate("B", "scores", layer.shared_up.out_features // 2)
+                self.gate("B", "scores", layer.shared_down.in_features)
             self._add_branch(layer.shared_down, "B", None, layer.config, partial=partial)
+
+    def _separate_mlps(self, layer: Any, activation: str) -> None:
+        """Append a shared expert and experts with separate norms, and their residual connection."""
+        self.linear(layer.shared_up, norm=layer.mlp_norm, activation=activation, to="B")
+        self.linear(layer.shared_down, source="B", to="A")
+        self.norm(layer.shared_output_norm, source="A", to="C")
+        self.linear(layer.router, norm=layer.router_norm, to="scores")
+        self.route(layer.up.mixture, layer.correction, layer.expert_scale)
+        self.norm(layer.expert_norm, to="A")
+        self.linear(layer.up, source="A", activation=activation, to="B")
+        self.linear(layer.down, source="B", to="A")
+        self.norm(layer.expert_output_norm, source="A", to="C", residual=True)
+        self.norm(
+            layer.mlp_output_norm, source="C", residual=True, scale=layer.config.residual_scale
+        )
+
+    def layer_input(self, layer: Any, index: int) -> None:
+        """Append what the layer's own embedding of the token adds to the stream.
+
+        ``index`` is the number (from 0) of the layer.
+        """
+        self.linear(layer.input_gate, activation=layer.config.activation, to="A", layer_input=index)
+        self.linear(layer.input_projection, source="A", to="B")
+        self.norm(layer.input_norm, source="B", residual=True)
 
     def _add_branch(
         self, linear: Any, source: str, norm: Any, config: ModelConfig, *, partial: bool
@@ -215,13 +278,22 @@ class Program(ABC):
         """
 
     @abstractmethod
+    def layer_inputs(self, decoder: Any) -> None:
+        """Append the inputs of all layers of ``decoder``, which :meth:`layer_input` reads.
+
+        They are ``(norm(x W) + scale · layer embeddings of the tokens) / sqrt(2)``, where ``x`` is
+        the stream, ``W`` a projection, and each layer's part of a row is normalized. The attribute
+        ``layer_inputs`` of ``decoder`` has the weights.
+        """
+
+    @abstractmethod
     def project(
         self,
         linear: Any,
         norm: Any,
         config: ModelConfig,
         kv: KVSource,
-        head_norms: tuple[Any, Any] = (None, None),
+        head_norms: HeadNorms | None = None,
         *,
         only_queries: bool = False,
         source: str = "stream",
@@ -238,7 +310,7 @@ class Program(ABC):
             config: number, scale and growth of the queries.
             kv: where keys and values are stored: a layer of the model's own cache, which determines
                 the rotations.
-            head_norms: norms of queries and of keys, or ``None``.
+            head_norms: norms of queries, keys and values; ``None``: none.
             only_queries: whether ``linear`` has only queries. An earlier layer or another model has
                 stored ``kv``.
             source: ``"stream"`` or ``"A"``.
@@ -277,11 +349,12 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def gate(self, target: str, gates: str, width: int) -> None:
+    def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         """Append ``target = target · sigmoid(gates)``.
 
         ``target`` is buffer ``A`` or ``B``, whose rows have ``width`` elements. ``gates`` is
-        buffer ``B`` with as many elements per row, or ``scores`` with one number per row.
+        buffer ``B`` with as many elements per row, or ``scores`` with one number for each of
+        ``heads`` equal parts of a row.
         """
 
     @abstractmethod
@@ -296,6 +369,7 @@ class Program(ABC):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        layer_input: int | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
 
@@ -305,7 +379,9 @@ class Program(ABC):
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
         :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
-        · up``. ``scale`` and the soft cap are those of ``output``, by default those of ``linear``.
+        · up``. With ``layer_input=i``, the activated outputs are multiplied by the inputs of layer
+        ``i`` (from 0). ``scale`` and the soft cap are those of ``output``, by default those of
+        ``linear``.
         """
 
     @abstractmethod
@@ -322,14 +398,21 @@ class Program(ABC):
     ) -> None:
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
-        The operation is ``to = norm(source)``, or ``stream += scale · norm(source)`` with
-        ``residual``. ``to`` is ``"stream"`` or ``"A"``. With ``collected=i``, the source is
-        ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`.
+        The operation is ``to = scale · norm(source)``, or ``to += scale · norm(source)`` with
+        ``residual``. ``to`` is ``"stream"``, ``"A"`` or ``"C"``. With ``collected=i``, the source
+        is ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`.
         """
 
     @abstractmethod
-    def route(self, mixture: MixtureConfig) -> None:
-        """Append the choice of each row's experts and their weights, by the router's ``scores``."""
+    def route(
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+    ) -> None:
+        """Append the choice of each row's experts and their weights.
+
+        Buffer ``scores`` has the router's outputs. ``correction``, float32 ``[experts]``, is added
+        to the scores for the choice; ``None``: nothing is added. The weights of an expert are
+        multiplied by its number in ``expert_scale``, float32 ``[experts]``; ``None``: by 1.
+        """
 
     @abstractmethod
     def store_feature(self, layer: int) -> None:

@@ -59,7 +59,8 @@ class TensorSplit:
                 )
         for part, present in (
             ("attention sinks", self.config.attention_sinks),
-            ("gated attention", self.config.gated_attention),
+            ("gated attention", self.config.gated_attention or self.config.head_gates),
+            ("layers of different shapes", self.config.attention_shapes),
         ):
             if present:
                 found = f"found {self.config.family}; use parallel='tree'"

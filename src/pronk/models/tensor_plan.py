@@ -51,9 +51,10 @@ class DecoderPart:
     """A module or embedding, and the checkpoint tensors to stack for its weight and bias."""
 
     target: str  # attribute path in the decoder, such as ``layers.0.qkv``
-    # ``table`` is an array in the dtype of the checkpoint, such as an embedding, and ``vector`` an
-    # array in float32.
-    kind: Literal["linear", "norm", "table", "vector"]
+    # ``table`` is an array in the dtype of the checkpoint, such as an embedding; ``mapped`` is a
+    # table that stays in the mapped file, also if it is quantized; ``vector`` is an array in
+    # float32.
+    kind: Literal["linear", "norm", "table", "mapped", "vector"]
     # tensors to stack for the weight; empty for an LM head that is tied to the embedding
     weight: tuple[CheckpointTensor, ...]
     bias: tuple[CheckpointTensor, ...] = ()  # tensors to stack for the bias; empty without a bias
@@ -61,6 +62,7 @@ class DecoderPart:
     # whether the outputs are in the order ``gate 0, up 0, gate 1, up 1, …``
     interleaved: bool = False
     offset: float = 0.0  # number to add to the weight of a norm
+    factor: float = 1.0  # number by which the weight of a norm is then multiplied
     log_decay: bool = False  # whether the part is ``-exp`` of the stored array
 
     @property
@@ -86,12 +88,27 @@ def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Itera
         "head", "linear", () if config.tied else (CheckpointTensor(f"{names.head}.weight", table),)
     )
     yield plan_norm(config, "norm", names.norm, config.hidden_size)
+    if config.layer_input_size:
+        yield from _plan_layer_inputs(config, names)
     for index in range(config.num_layers):
         yield from plan_layer(config, names, index)
 
 
+def _plan_layer_inputs(config: ModelConfig, names: TensorNames) -> Iterator[DecoderPart]:
+    """Yield the table of the layers' own embeddings, and the projection that is added to them."""
+    width = config.num_layers * config.layer_input_size
+    target = "layer_inputs"
+    stored = names.layer_inputs
+    table = CheckpointTensor(f"{stored['table']}.weight", (config.vocab_size, width))
+    yield DecoderPart(f"{target}.table", "mapped", (table,))
+    projection = (stored["projection"],)
+    yield plan_linear(f"{target}.projection", projection, (width,), config.hidden_size)
+    yield plan_norm(config, f"{target}.norm", stored["norm"], config.layer_input_size)
+
+
 def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
     """Yield each module of layer ``index``, from 0, with the checkpoint tensors that it stacks."""
+    config = config.of_layer(index)
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
     # For each module: number of outputs of each stacked matrix, number of inputs, whether there is
     # a bias.
@@ -106,6 +123,13 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
     if mixture is not None:
         yield from _plan_experts(config, mixture, names, index)
         linears = _shared_sizes(config, mixture)
+    if config.layer_input_size:
+        size = config.layer_input_size
+        linears["input_gate"] = ((size,), config.hidden_size, False)
+        linears["input_projection"] = ((config.hidden_size,), size, False)
+    if config.layer_scalars:
+        scalar = CheckpointTensor(_stored_modules(names, index, "scalar")[0], (1,))
+        yield DecoderPart(f"layers.{index}.scalar", "vector", (scalar,))
     if convolution is not None:
         yield from _plan_convolution(config, convolution, names, index)
     elif recurrent is not None:
@@ -137,11 +161,17 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
     The norms are left out.
     """
     hidden = config.hidden_size
+    shape = config.shape_of(index)
     qkv = _stored_modules(names, index, "qkv")
     out = _stored_modules(names, index, "out")
     num_outputs = config.num_heads * config.head_dim
     # Some families store the query, key and value projections as one matrix.
     outputs = config.qkv_sizes if len(qkv) == 3 else (sum(config.qkv_sizes),)
+    if shape.tied_values:
+        qkv = (*qkv[:2], qkv[1])
+    if shape.reads is not None:
+        qkv = qkv[:1]
+        outputs = outputs[:1]
     rows: Sequence[HeadRows | None] = (None,) * len(qkv)
     if config.gated_attention:
         # Each head of the query projection has the rows of the queries, then those of the gates.
@@ -161,6 +191,9 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
             f"layers.{index}.attention_gate", qkv[:1], outputs[:1], hidden, bias=bias
         )
         yield _take_rows(part, [HeadRows(config.num_heads, start=config.head_dim)])
+    if config.head_gates:
+        gates = _stored_modules(names, index, "attention_gate")
+        yield plan_linear(f"layers.{index}.attention_gate", gates, (config.num_heads,), hidden)
     yield plan_linear(
         f"layers.{index}.out",
         out,
@@ -288,10 +321,25 @@ def _plan_experts(
     """Yield the router of a layer, and the two matrices of each expert."""
     hidden = config.hidden_size
     path = f"{names.layers}.{index}"
+    if mixture.separate_norms:
+        # The router's input is divided by the square root of the hidden size besides its norm.
+        norm = CheckpointTensor(f"{path}.{names.layer['router_norm'][0]}", (hidden,))
+        yield DecoderPart(
+            f"layers.{index}.router_norm", "norm", (norm,), factor=config.hidden_size**-0.5
+        )
+    if mixture.expert_scales:
+        name = f"{path}.{names.layer['expert_scale'][0]}"
+        scale = CheckpointTensor(name, (mixture.experts,))
+        yield DecoderPart(f"layers.{index}.expert_scale", "vector", (scale,))
     router = (f"{path}.{names.layer['router'][0]}",)
     yield plan_linear(
         f"layers.{index}.router", router, (mixture.experts,), hidden, bias=mixture.bias
     )
+    if mixture.correction:
+        stored_correction = CheckpointTensor(
+            _stored_modules(names, index, "correction")[0], (mixture.experts,)
+        )
+        yield DecoderPart(f"layers.{index}.correction", "vector", (stored_correction,))
     shapes = {
         "up": (mixture.width * (2 if config.gated else 1), hidden),
         "down": (hidden, mixture.width),
@@ -327,7 +375,10 @@ def _bias_of(name: str) -> str:
 
 
 def _norm_sizes(config: ModelConfig, index: int) -> dict[str, int]:
-    """Return the number of features of each norm of a layer, except that of a recurrence."""
+    """Return the number of features of each norm of a layer.
+
+    The norms of a recurrence and of a router's input are left out.
+    """
     sizes = dict[str, int]()
     if config.norm_places != "output":
         sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
@@ -338,7 +389,15 @@ def _norm_sizes(config: ModelConfig, index: int) -> dict[str, int]:
         }
     if config.qk_norm and config.has_attention(index):
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
-        sizes |= {"q_norm": queries, "k_norm": keys}
+        sizes["q_norm"] = queries
+        if config.stores_keys(index):
+            sizes["k_norm"] = keys
+    mixture = config.mixture_of(index)
+    if mixture is not None and mixture.separate_norms:
+        names = ("expert_norm", "expert_output_norm", "shared_output_norm")
+        sizes |= dict.fromkeys(names, config.hidden_size)
+    if config.layer_input_size:
+        sizes["input_norm"] = config.hidden_size
     return sizes
 
 

@@ -40,7 +40,7 @@ from pronk.base.fair_executor import FairExecutor
 from pronk.sampling.grammar_processor import MAX_MESSAGE, GrammarProcessor, error_message
 from pronk.text.guide import Guide
 from pronk.text.json_schema.relax import check
-from pronk.text.json_schema.translation import MAX_MULTIPLE
+from pronk.text.json_schema.scalars import MAX_MULTIPLE
 from pronk.text.json_schema.trial import LIMITS, MAX_UNTRIED_CHARS, try_in_child
 from pronk.text.tokenizer import Tokenizer
 

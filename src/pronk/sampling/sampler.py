@@ -46,7 +46,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.sampling.tree import DraftSample
-from pronk.sampling.truncation import Ids, likeliest, truncate
+from pronk.sampling.truncation import Ids, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 
 # Lowest temperature above 0 that is used; lower ones are raised to it, because dividing logits by
@@ -218,17 +218,14 @@ class Sampler:
         scores += kept
         return scores, ids
 
-    def draft_token_at(
-        self, logits: Array, position: int, ids: DraftIds | None = None
-    ) -> DraftToken | None:
-        """Return the token that a draft model with these logits proposes for any ``position``.
+    def distribution(self, logits: Array) -> NDArray[np.float64]:
+        """Return the distribution of the next token, ``[vocab]`` float64.
 
-        The result is that of :meth:`draft_token`, which is for the position after the context. The
-        sampler must have kernels and follow the coupled rule, so that a draft token depends on
-        logits, seed and position alone.
+        The temperature must be above 0.
         """
-        assert self.kernels is not None, "expected a sampler that drafts statelessly"
-        return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
+        processed = self._process(np.asarray(logits, np.float32))
+        scores, ids = truncate(processed / self._stateless.temperature, self.params)
+        return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)
 
     def rejection_sample(self, p: Array, draft_tokens: Sequence[DraftSample]) -> int:
         """Return the next token by the rejection rule.
@@ -265,6 +262,18 @@ class Sampler:
 
         return block_verify(p, chain, accepts)
 
+    def draft_token_at(
+        self, logits: Array, position: int, ids: DraftIds | None = None
+    ) -> DraftToken | None:
+        """Return the token that a draft model with these logits proposes for any ``position``.
+
+        The result is that of :meth:`draft_token`, which is for the position after the context. The
+        sampler must have kernels and follow the coupled rule, so that a draft token depends on
+        logits, seed and position alone.
+        """
+        assert self.kernels is not None, "expected a sampler that drafts statelessly"
+        return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
+
     def draft_token(
         self, logits: Array, root: int, *, draw: bool = True, ids: DraftIds | None = None
     ) -> DraftToken | None:
@@ -292,6 +301,33 @@ class Sampler:
         position = len(self.context)
         if self.kernels is not None and not self.params.rejects:
             return self._stateless.draft(self.kernels, logits, position, ids)
+        processed = self._process_draft_logits(logits, ids)
+        if processed is None:
+            return None
+        if self.params.greedy:
+            return argmax_token(processed)
+        kept, kept_ids = truncate(processed / self._stateless.temperature, self.params)
+        scores = kept.astype(np.float64)
+        if not self.params.rejects:
+            scores += gumbel_noise(self.seed, position, kept_ids)
+        probs = _softmax(scores)
+        best = scores.argmax()
+        confidence = float(probs[best])
+        all_scores = _scatter(scores, kept_ids, len(processed), -math.inf)
+        if not self.params.rejects or not draw:
+            return DraftToken(int(kept_ids[best]), confidence, all_scores)
+        noise = draft_noise(self.trial_seed, root, position, kept_ids)
+        drawn = (scores + noise).argmax()
+        q = _scatter(probs, kept_ids, len(processed), 0.0)
+        return DraftToken(int(kept_ids[drawn]), confidence, all_scores, q=q)
+
+    def _process_draft_logits(
+        self, logits: NDArray[np.float32], ids: DraftIds | None
+    ) -> NDArray[np.float32] | None:
+        """Return the processed logits ``[vocab]`` of a draft model, by the target's token ids.
+
+        The arguments are those of :meth:`draft_token`. ``None`` if no token may be proposed.
+        """
         # logits processors, and distributions of draft tokens, need the whole vocabulary
         if ids is not None:
             draft_logits = logits
@@ -303,33 +339,7 @@ class Sampler:
             # Propose nothing after this context. An exception would discard the whole proposal, and
             # whether a proposal is discarded must not depend on randomly drawn tokens.
             return None
-        if not math.isfinite(float(processed.max())):
-            return None
-        if self.params.greedy:
-            return argmax_token(processed)
-        kept, kept_ids = truncate(processed / self._stateless.temperature, self.params)
-        noisy = kept.astype(np.float64)
-        if not self.params.rejects:
-            noisy += gumbel_noise(self.seed, position, kept_ids)
-        probs = _softmax(noisy)
-        best = noisy.argmax()
-        chosen = best
-        q = None
-        if self.params.rejects and draw:
-            noise = draft_noise(self.trial_seed, root, position, kept_ids)
-            chosen = (noisy + noise).argmax()
-            q = _scatter(probs, kept_ids, len(logits), 0.0)
-        scores = _scatter(noisy, kept_ids, len(logits), -math.inf)
-        return DraftToken(int(kept_ids[chosen]), float(probs[best]), scores, q=q)
-
-    def distribution(self, logits: Array) -> NDArray[np.float64]:
-        """Return the distribution of the next token, ``[vocab]`` float64.
-
-        The temperature must be above 0.
-        """
-        processed = self._process(np.asarray(logits, np.float32))
-        scores, ids = truncate(processed / self._stateless.temperature, self.params)
-        return _scatter(_softmax(scores.astype(np.float64)), ids, len(logits), 0.0)
+        return processed if math.isfinite(float(processed.max())) else None
 
     def _process(self, logits: Array, *, allow_none: bool = False) -> NDArray[np.float32]:
         """Return the logits ``[vocab]`` after all processors; the input is not modified.
@@ -379,32 +389,3 @@ def _scatter(
     scattered = np.full(size, others)
     scattered[ids] = values
     return scattered
-
-
-def log_probs(logits: Array, tokens: list[int]) -> list[float]:
-    """Return the log-probabilities of some tokens, rounded to float32.
-
-    ``logits`` is ``[vocab]`` float32: the model's logits before logits processors.
-    """
-    largest = logits.max()
-    total = float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
-    rounded: list[float] = (logits[tokens].astype(np.float64) - total).astype(np.float32).tolist()
-    return rounded
-
-
-def token_logprobs(
-    logits: Array, tokens: Sequence[int], top: int, extra_ids: Sequence[int] = ()
-) -> list[dict[int, float]]:
-    """Return ``{token id: log-probability}`` for each row of logits.
-
-    The dictionary of row ``i`` has ``tokens[i]`` first, then the ``top`` likeliest tokens, then the
-    ids in ``extra_ids``. Of equally likely tokens, the smallest ids come first. A row's
-    log-probabilities do not depend on other rows. Rows after the last token are left out.
-
-    ``logits`` is ``[rows, vocab]`` float32: the model's logits before logits processors.
-    """
-    reports = []
-    for row, token in zip(logits, tokens, strict=False):
-        ids = [token, *likeliest(row, top).tolist(), *extra_ids]
-        reports.append(dict(zip(ids, log_probs(row, ids), strict=True)))
-    return reports

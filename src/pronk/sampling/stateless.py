@@ -18,7 +18,9 @@ from pronk.sampling.noise import noise_key
 class StatelessSampler(NamedTuple):
     """Sampler of the coupled rule for requests without logits processors and truncation.
 
-    A ``temperature`` of 0 means greedy decoding.
+    Attributes:
+        temperature: temperature of the request, at least 0; 0 means greedy decoding.
+        seed: seed of the request's noise; greedy decoding does not read it.
     """
 
     temperature: float

@@ -20,7 +20,7 @@ the nodes have depths 0 1 2 1 2, and the attention mask (rows attend to columns)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
@@ -305,6 +305,10 @@ class TokenTree:
             None if self.gain is None else tuple(self.gain[i] for i in kept),
             None if self.origin is None else tuple(self.origin[i] for i in kept),
         )
+
+    def with_origin(self, origin: Origin) -> TokenTree:
+        """Return the tree with ``origin`` for each of its nodes; a tree with origins unchanged."""
+        return self if self.origin is not None else replace(self, origin=(origin,) * len(self))
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
         """Return the tree with at most ``max_nodes`` draft tokens, none deeper than ``max_depth``.

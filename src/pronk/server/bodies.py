@@ -21,7 +21,7 @@ from pronk.server.errors import (
     too_deep,
     validation_to_api_error,
 )
-from pronk.server.guard import tenant_of
+from pronk.server.guard import objects_of, tenant_of
 from pronk.server.json_values import has_more_values, parse_json
 from pronk.server.protocol.request import RequestBody
 from pronk.server.settings import ServerSettings
@@ -31,8 +31,14 @@ _NO_BODY = "expected a JSON object, found none; send one"
 B = TypeVar("B", bound=RequestBody)
 
 
-def validate(kind: type[B], value: Any) -> B:
+def validate(kind: type[B], value: Any, objects: list[Any] | None = None) -> B:
     """Return the request body of class ``kind`` that a JSON value describes.
+
+    Args:
+        kind: class of the body.
+        value: the JSON value.
+        objects: list to which all new objects are added, inner ones before outer ones, those of a
+            refused body included.
 
     Raises:
         ApiError: the value is no such body, or has more than ``MAX_LEVELS`` levels.
@@ -42,7 +48,7 @@ def validate(kind: type[B], value: Any) -> B:
         raise _refuse(problem)
     _check_levels(value)
     try:
-        return kind.model_validate(value)
+        return kind.model_validate(value, context=objects)
     except ValidationError as error:
         raise validation_to_api_error(error.errors(include_url=False), value) from error
 
@@ -75,17 +81,30 @@ class BodyReader:
         self._limits = settings.limits
         self._executor = executor
 
-    async def read(self, kind: type[B], data: bytes, tenant: str = "") -> B:
+    async def read(
+        self, kind: type[B], data: bytes, tenant: str = "", objects: list[Any] | None = None
+    ) -> B:
         """Return the body of class ``kind`` in the bytes of a tenant's request.
+
+        Args:
+            kind: class of the body.
+            data: JSON text of the body.
+            tenant: the tenant.
+            objects: list to which all objects of the body are added, see :meth:`Bodies.hold`.
 
         Raises:
             ApiError: the body is malformed or beyond the limits.
         """
-        body = await self._executor.run(tenant, self._read, kind, data, size=len(data))
+        objects = [] if objects is None else objects
+        # The thread has no reference to the body, which would then be freed in one call if the
+        # thread dropped its reference last.
+        await self._executor.run(tenant, self._read, kind, data, objects, size=len(data))
+        body: B = objects[-1]
         body.num_bytes = len(data)
         return body
 
-    def _read(self, kind: type[B], data: bytes) -> B:
+    def _read(self, kind: type[RequestBody], data: bytes, objects: list[Any]) -> None:
+        """Add the objects of a body to a list; the body itself is the last one."""
         if not data.strip():
             raise _refuse(_NO_BODY)
         limit = self._limits.values
@@ -93,12 +112,12 @@ class BodyReader:
             problem = f"expected at most {limit} texts, lists and objects, found more; send less"
             raise _refuse(problem)
         try:
-            value = parse_json(data.decode("utf-8-sig"))
+            value = parse_json(data.decode("utf-8-sig"), objects=objects)
         except RecursionError as error:
             raise too_deep() from error
         except ValueError as error:
             raise malformed_body(error) from error
-        return validate(kind, value)
+        validate(kind, value, objects)
 
 
 class BodyRoute(APIRoute):
@@ -113,7 +132,9 @@ class BodyRoute(APIRoute):
 
         async def read_and_handle(request: Request) -> Response:
             data = await request.body()
-            body = await request.app.state.bodies.read(kind, data, tenant_of(request.scope))
+            scope = request.scope
+            reader = request.app.state.bodies
+            body = await reader.read(kind, data, tenant_of(scope), objects_of(scope))
             return await handle(_ReadRequest(request.scope, body))
 
         return read_and_handle

@@ -8,6 +8,7 @@ import hmac
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -99,7 +100,8 @@ class Guard:
             self._check_head(scope)
             body = await self._read_body(scope, receive)
             if body is not None:
-                with self._bodies.hold(len(body)):
+                async with self._bodies.hold(len(body)) as objects:
+                    scope["pronk.objects"] = objects
                     await self._run(scope, body, receive, send_and_report)
         except ApiError as error:
             error.headers["Connection"] = "close"  # because the rest of the body is not read
@@ -276,6 +278,15 @@ def tenant_of(scope: Scope) -> str:
     The tenant is the digest of the client's API key, or ``""`` without a key.
     """
     return str(scope.get("pronk.tenant", ""))
+
+
+def objects_of(scope: Scope) -> list[Any]:
+    """Return the list of the objects of a request's body that the guard frees in slices.
+
+    Whatever reads the body adds its objects, see :meth:`Bodies.hold`.
+    """
+    objects: list[Any] = scope.setdefault("pronk.objects", [])
+    return objects
 
 
 def _json_headers(

@@ -32,7 +32,12 @@ def has_more_values(data: bytes, limit: int) -> bool:
     return any(number == limit for number, _ in enumerate(_VALUES.finditer(data)))
 
 
-def parse_json(text: str, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse_json(
+    text: str,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    objects: list[Any] | None = None,
+) -> Any:
     """Return the value of JSON text, as ``json.loads`` does, but let other threads run meanwhile.
 
     The parser calls a Python function for each object and number, and other threads may run before
@@ -43,22 +48,25 @@ def parse_json(text: str, *, parse_constant: Callable[[str], Any] | None = None)
         text: JSON text.
         parse_constant: function that is called with the text ``NaN``, ``Infinity`` or ``-Infinity``
             and returns its value; with ``None``, the value is the float.
+        objects: list to which each JSON object is added, inner ones before outer ones.
 
     Raises:
         ValueError: the text is no JSON.
         RecursionError: lists and objects are nested too deeply.
     """
+    found = [] if objects is None else objects
+
+    def read_object(value: dict[str, Any]) -> dict[str, Any]:
+        found.append(value)
+        return value
+
     return json.loads(
         text,
-        object_hook=_read_object,
+        object_hook=read_object,
         parse_int=_read_integer,
         parse_float=_read_float,
         parse_constant=parse_constant,
     )
-
-
-def _read_object(value: dict[str, Any]) -> dict[str, Any]:
-    return value
 
 
 def _read_integer(text: str) -> int:

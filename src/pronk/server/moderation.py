@@ -51,12 +51,16 @@ Answer with the letter of one category and nothing else."""
 
 @dataclass(frozen=True)
 class ModerationPrompt:
-    """Prompt that asks the model for a text's category, and reader of the scores in its answer."""
+    """Prompt that asks the model for a text's category, and reader of the scores in its answer.
+
+    Attributes:
+        tokenizer: the model's tokenizer.
+        prompt: template with {text}, {categories} and optionally {kind} (prompt or answer).
+        categories: description by category; the last category means that the text is acceptable.
+    """
 
     tokenizer: Tokenizer
-    # Template with {text}, {categories} and optionally {kind} (prompt or answer).
     prompt: str = MODERATION_TEMPLATE
-    # Description by category; the last category means that the text is acceptable.
     categories: Mapping[str, str] = field(default_factory=lambda: CATEGORIES)
 
     def __post_init__(self) -> None:

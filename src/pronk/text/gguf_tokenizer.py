@@ -1,9 +1,10 @@
 """Conversion of a GGUF file's tokenizer to a tokenizer of Hugging Face's package ``tokenizers``.
 
-Two values of ``tokenizer.ggml.model`` are supported. ``gpt2`` is a byte-level BPE, of whose
+Three values of ``tokenizer.ggml.model`` are supported. ``gpt2`` is a byte-level BPE, of whose
 pre-tokenizer the file gives only the name (``tokenizer.ggml.pre``). ``llama`` is a SentencePiece
-BPE, whose merges are computed from the scores of the tokens. An unknown pre-tokenizer raises an
-error, since a wrong one would change token ids and degrade the output.
+BPE, whose merges are computed from the scores of the tokens. ``gemma4`` is such a BPE with merges
+in the file, which does not join tokens across line ends. An unknown pre-tokenizer raises an error,
+since a wrong one would change token ids and degrade the output.
 
 Sources: ``llama-vocab.cpp`` of llama.cpp for names and default settings; the ``tokenizer.json`` of
 the models for steps that llama.cpp omits (Unicode normalization NFC for Qwen).
@@ -31,7 +32,7 @@ from pronk.checkpoint.gguf.vocabulary import (
     read_flag,
     refuse_tokens,
 )
-from pronk.text.patterns import PRE_TOKENIZERS
+from pronk.text.patterns import LINE_ENDS_PATTERN, PRE_TOKENIZERS
 
 # Special tokens of Phi-3 after which white space is kept.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
@@ -84,10 +85,10 @@ def read_tokenizer(
     model = file.get("tokenizer.ggml.model")
     if model not in _MODELS:
         found = "none" if model in (None, "no_vocab", "none") else f"{model!r:.40}"
-        allowed = " or ".join(_MODELS)
+        allowed = ", ".join(_MODELS)
         remedy = "use the original model folder"
         refuse_tokens(
-            file, f"expected tokenizer.ggml.model to be {allowed}, found {found}; {remedy}"
+            file, f"expected tokenizer.ggml.model to be one of {allowed}, found {found}; {remedy}"
         )
     vocabulary = checkpoint.vocabulary
     templates = _chat_templates(file)
@@ -177,6 +178,35 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
             "found others",
         )
     merges = _merges_from_scores(file, vocab, scores)
+    return _with_visible_spaces(file, vocabulary, merges, prefix_space=True)
+
+
+def _gemma4_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """Return the BPE tokenizer of Gemma 4.
+
+    A text is split into runs of line ends and the text between them. As in llama.cpp, such a part
+    that is a token is not split further.
+    """
+    merges = _parse_merges(read_array(file, "merges", str))
+    backend = _with_visible_spaces(file, vocabulary, merges, prefix_space=False)
+    backend.model.ignore_merges = True
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(LINE_ENDS_PATTERN), "isolated")
+    return backend
+
+
+def _with_visible_spaces(
+    file: GgufFile,
+    vocabulary: Vocabulary,
+    merges: list[tuple[str, str]],
+    *,
+    prefix_space: bool,
+) -> tokenizers.Tokenizer:
+    """Return a BPE tokenizer whose tokens have a visible character for a space.
+
+    A character without a token becomes tokens of its bytes. ``prefix_space``: whether a space is
+    prepended to a text if the file does not say.
+    """
+    vocab = vocabulary.ids_by_text
     unknown = vocabulary.special_text("unknown")
     model = models.BPE(
         vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab
@@ -190,7 +220,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
     ]
     # As in llama.cpp, the space is prepended to the text, and to each part of the text that follows
     # a special token.
-    if read_flag(file, "add_space_prefix", default=True):
+    if read_flag(file, "add_space_prefix", default=prefix_space):
         normalizing.insert(0, normalizers.Prepend(_VISIBLE_SPACE))
         decoding.append(decoders.Strip(" ", left=1, right=0))
     backend.normalizer = normalizers.Sequence(normalizing)
@@ -202,6 +232,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
 _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level_bpe,
     "llama": _sentencepiece_bpe,
+    "gemma4": _gemma4_bpe,
 }
 
 

@@ -60,6 +60,9 @@ class TimeLimit:
 
     Each text and each of its characters increase the limit a little, so that many ordinary texts
     stay below it.
+
+    Attributes:
+        left: seconds that are left; at or below 0, the next text is refused.
     """
 
     left: float = field(default_factory=lambda: SECONDS)

@@ -30,6 +30,10 @@ _QWEN35_PATTERN = (
 )
 
 
+# Gemma 4: tokens do not contain both line ends and other characters.
+LINE_ENDS_PATTERN = r"\n+"
+
+
 class PreTokenizer(NamedTuple):
     """Settings of a byte-level BPE tokenizer that depend on its pre-tokenizer.
 
@@ -81,6 +85,7 @@ _POSSESSIVE_PATTERN = (
 # Regular expressions of models whose pre-tokenizers have no supported name in GGUF files. The
 # ``\s+$`` of DeepSeek LLM is left out: its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
+    LINE_ENDS_PATTERN,
     _DEEPSEEK3_PATTERN,
     _POSSESSIVE_PATTERN,
     r"\p{N}{1,3}",  # of DeepSeek V3

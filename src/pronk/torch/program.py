@@ -13,6 +13,7 @@ from torch import Tensor
 from pronk.backends import (
     Experts,
     ForwardBatch,
+    HeadNorms,
     KVSource,
     MixtureConfig,
     ModelConfig,
@@ -26,26 +27,54 @@ from pronk.torch.cache import TorchCache, TorchPass, attend_rows, path_slots, vi
 from pronk.torch.convert import to_array, to_tensor
 
 
-def choose_experts(scores: Tensor, mixture: MixtureConfig) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    outputs: Tensor, mixture: MixtureConfig, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the experts of each row and their weights, int64 and float32 ``[rows, per_row]``.
 
-    The experts of a row are in rising order. Of equal scores, the expert with the smaller number is
+    The experts of a row are in rising order. Of equal ranks, the expert with the smaller number is
     chosen.
 
     Args:
-        scores: scores of the router ``[rows, experts]``.
-        mixture: number of experts per row, and normalization of the weights.
+        outputs: outputs of the router ``[rows, experts]``.
+        mixture: how experts are chosen and weighted.
+        correction: ``[experts]``, added to the scores for the choice; ``None``: nothing is added.
     """
-    scores = scores.float()
-    # A stable sort keeps the order of equal scores.
-    chosen = (
-        scores.argsort(dim=-1, descending=True, stable=True)[:, : mixture.per_row]
-        .sort(dim=-1)
-        .values
-    )
-    taken = scores.gather(-1, chosen)
-    total = (taken if mixture.normalized else scores).logsumexp(-1, keepdim=True)
-    return chosen, torch.exp(taken - total)
+    outputs = outputs.float()
+    ranks = _rank_experts(outputs, mixture, correction)
+    chosen = _first_largest(ranks, mixture.per_row).sort(dim=-1).values
+    taken = outputs.gather(-1, chosen)
+    if mixture.scores == "sigmoid":
+        weights = taken.sigmoid()
+        if mixture.normalized:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + mixture.epsilon)
+    else:
+        total = (taken if mixture.normalized else outputs).logsumexp(-1, keepdim=True)
+        weights = torch.exp(taken - total)
+    return chosen, weights * mixture.scale
+
+
+def _rank_experts(outputs: Tensor, mixture: MixtureConfig, correction: Tensor | None) -> Tensor:
+    """Return the numbers whose order decides the choice, ``[rows, experts]``.
+
+    They are minus infinity for experts of groups that are not chosen.
+    """
+    if correction is None and mixture.groups == 1:
+        return outputs
+    scores = outputs.sigmoid() if mixture.scores == "sigmoid" else outputs.softmax(dim=-1)
+    ranks = scores if correction is None else scores + correction.to(scores.device)
+    if mixture.groups == 1:
+        return ranks
+    grouped = ranks.unflatten(-1, (mixture.groups, -1))
+    values = grouped.topk(mixture.group_best, dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(values).scatter(-1, _first_largest(values, mixture.row_groups), 1.0)
+    return grouped.masked_fill(kept[..., None] == 0.0, -torch.inf).flatten(-2)
+
+
+def _first_largest(values: Tensor, count: int) -> Tensor:
+    """Return the indices of the ``count`` largest values of each row, of equal ones the first."""
+    # A stable sort keeps the order of equal values.
+    return values.argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
 def _clamped(gate: Tensor) -> Tensor:
@@ -62,6 +91,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "clamped": _clamped,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -114,7 +144,7 @@ class TorchProgram(Program):
         norm: Any,
         config: ModelConfig,
         kv: KVSource,
-        head_norms: tuple[Any, Any] = (None, None),
+        head_norms: HeadNorms | None = None,
         *,
         only_queries: bool = False,
         source: str = "stream",
@@ -123,7 +153,7 @@ class TorchProgram(Program):
         normalize = self._norm(norm)
         cache = self.cache_of(kv)
         assert isinstance(cache, TorchCache)
-        norms = [self._norm(each) for each in head_norms]
+        norms = [self._norm(each) for each in head_norms or HeadNorms()]
         config_of_rope = cache.config.rope_of(kv.layer)
         rope = None if config_of_rope is None else cache.rope_table(config_of_rope)
         sizes = config.qkv_sizes[: 1 if only_queries else 3]
@@ -152,8 +182,7 @@ class TorchProgram(Program):
         assert isinstance(cache, TorchCache)
         scale = config.query_scale
         cap = config.attention_cap
-        windows = cache.config.windows
-        window = windows[kv.layer] if windows else None
+        window = cache.config.window_of(kv.layer)
         scores = None if sinks is None else to_tensor(sinks).to(self.device)
 
         def run(state: TorchPass) -> None:
@@ -191,11 +220,29 @@ class TorchProgram(Program):
     def recur(self, layer: Any, index: int) -> None:
         raise NotImplementedError
 
-    def gate(self, target: str, gates: str, width: int) -> None:
-        del width  # the buffers have no padding
+    def layer_inputs(self, decoder: Any) -> None:
+        inputs = decoder.layer_inputs
+        config = decoder.config
+        self.linear(inputs.projection, to="B", output=OutputRange(config.hidden_size**-0.5))
+        size = config.layer_input_size
+        scale = float(np.asarray(size**0.5).astype(self.dtype))
+        normalize = self._norm(inputs.norm)
 
         def run(state: TorchPass) -> None:
-            state.buffers[target] = state.buffers[target] * state.buffers[gates].sigmoid()
+            projected = normalize(state.buffers["B"].unflatten(-1, (-1, size)))
+            rows = to_tensor(inputs.rows(state.batch.tokens)).to(self.device, projected.dtype)
+            embedded = rows.unflatten(-1, (-1, size)) * scale
+            state.buffers["inputs"] = (projected + embedded) * 2**-0.5
+
+        self._ops.append(run)
+
+    def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
+        repeats = width // heads if gates == "scores" else 1
+
+        def run(state: TorchPass) -> None:
+            factors = state.buffers[gates].sigmoid().repeat_interleave(repeats, dim=-1)
+            x = state.buffers[target]
+            state.buffers[target] = (x * factors).to(x.dtype)
 
         self._ops.append(run)
 
@@ -210,6 +257,7 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
+        layer_input: int | None = None,
     ) -> None:
         factor, limit = output or output_range(linear)
         normalize = self._norm(norm)
@@ -222,6 +270,8 @@ class TorchProgram(Program):
                 x = x[torch.tensor(list(state.batch.logits_rows), device=x.device)]
             x = normalize(x)
             y = multiply(linear, x.float() if to == "scores" else x, activate, state)
+            if layer_input is not None:
+                y = y * state.buffers["inputs"][:, layer_input]
             y = y if factor == 1.0 else y * factor
             y = limit * torch.tanh(y / limit) if limit else y
             state.buffers[to] = state.buffers[to] + y if residual else y
@@ -246,14 +296,21 @@ class TorchProgram(Program):
             if collected is not None:
                 assert state.collected is not None
                 x = to_tensor(state.collected[collected]).to(self.device)
-            y = normalize(x)
-            state.store(to, part, state.buffers[to] + scale * y if residual else y)
+            y = normalize(x) * scale
+            state.store(to, part, state.buffers[to] + y if residual else y)
 
         self._ops.append(run)
 
-    def route(self, mixture: MixtureConfig) -> None:
+    def route(
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+    ) -> None:
+        scale = None if expert_scale is None else to_tensor(expert_scale).to(self.device)
+        added = None if correction is None else to_tensor(correction).to(self.device)
+
         def run(state: TorchPass) -> None:
-            chosen, state.buffers["shares"] = choose_experts(state.buffers["scores"], mixture)
+            outputs = state.buffers["scores"]
+            chosen, shares = choose_experts(outputs, mixture, added)
+            state.buffers["shares"] = shares if scale is None else shares * scale[chosen]
             # Pairs of a row and an expert, in the order of the experts.
             expert, order = chosen.flatten().sort(stable=True)
             state.buffers["pair_rows"] = order // mixture.per_row

@@ -187,6 +187,31 @@ def test_stats_count_draft_tokens_by_source() -> None:
     assert stats.to_dict()["sources"]["recycling"].keys() == {"drafted", "accepted"}
 
 
+@pytest.mark.parametrize("kind", [FirstOf, Merged, Auto])
+@pytest.mark.parametrize("gains", [(), (0.9, 0.8)], ids=["without gains", "with gains"])
+def test_draft_tokens_without_origin_count_for_their_part(
+    kind: type[FirstOf | Merged | Auto], gains: tuple[float, ...]
+) -> None:
+    engine = make_engine(tiny_decoder())
+    part = Fixed((3, 5), gains)
+    part.__dict__["model_name"] = "models/small"  # the label has the name of a model
+    params = SamplingParams(max_tokens=12, logit_bias={3: 100.0, 5: 100.0})
+    request = make_request([3, 5, 3], params, kind((part,)).bind(engine.target))
+    run(engine, [request])
+    assert request.stats.sources["fixed small"].accepted > 0
+    assert {*request.stats.sources} <= {"fixed small", "suffix", "recycling"}
+
+
+def test_the_first_drafter_learns_rates_of_its_own() -> None:
+    engine = make_engine(tiny_decoder())
+    drafter = FirstOf((Fixed(), Fixed((3, 5)))).bind(engine.target)
+    params = SamplingParams(max_tokens=12, logit_bias={3: 100.0, 5: 100.0})
+    request = make_request([3, 5, 3], params, drafter)
+    run(engine, [request])
+    rates = request.speculation.ledger.acceptance.rates("fixed")
+    assert rates.offered[0] > rates.taken[0] > 0.0
+
+
 def test_parts_may_be_part_of_the_name() -> None:
     made = make_drafter(
         "merged(prompt_lookup(num_tokens=3), first_of(suffix, recycling), num_nodes=9)"

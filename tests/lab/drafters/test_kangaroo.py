@@ -75,7 +75,7 @@ def test_rows_of_drafting_and_of_the_target(
     rows = Calls(engine.cache, monkeypatch)
     beside = kangaroo_of(drafter).early_exit.module
     assert beside is not None
-    own = Calls(beside.cache, monkeypatch)
+    own = Calls(beside.pool, monkeypatch)
     request = make_request(
         text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter
     )
@@ -90,7 +90,7 @@ def test_rows_of_drafting_and_of_the_target(
             continue
         if request.result.finish_reason is None:
             slots = engine.cache.slots(request.block_table, 0, 100).tolist()
-            own_slots = beside.cache.slots(request.speculation.state.block_table, 0, 100).tolist()
+            own_slots = beside.pool.slots(request.speculation.state.block_table, 0, 100).tolist()
         # Drafting k tokens takes k forward passes of one row through layers 0 and 1. The target's
         # pass computes all layers for all 1 + k rows.
         drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
@@ -208,7 +208,7 @@ def test_no_draft_tokens_without_free_blocks() -> None:
         engine, drafter = watched(decoder, named(decoder))
         beside = kangaroo_of(drafter).early_exit.module
         assert beside is not None
-        beside.cache.resize(blocks)
+        beside.pool.resize(blocks)
         one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
         assert bool(one.stats.drafted) == (blocks == 3)
         assert drafter.of(other)[0].tree.num_draft_tokens == 0

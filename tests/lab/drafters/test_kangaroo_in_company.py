@@ -215,7 +215,7 @@ def test_an_interrupted_forward_pass_changes_no_text(made: str, *, after: bool, 
         requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
         with (
             pytest.raises(KeyboardInterrupt),
-            burning(beside.cache if own else engine.cache, at, after=after),
+            burning(beside.pool if own else engine.cache, at, after=after),
         ):
             run(engine, requests)
         interrupted += any(request.output for request in requests)

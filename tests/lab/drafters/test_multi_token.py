@@ -179,11 +179,11 @@ def test_no_draft_tokens_without_free_blocks(seen: Seen) -> None:
     engine = make_engine(tiny_decoder())
     drafter = bound(spec(), engine)
     assert isinstance(drafter, MultiTokenProposer)
-    drafter.runner.module.cache.resize(2)  # 32 tokens
+    drafter.runner.module.pool.resize(2)  # 32 tokens
     decode(engine, drafter, LONG_PROMPTS, max_tokens=12)
     assert not any(draft_tokens for text, draft_tokens in seen if len(text) > 40)
     assert any(draft_tokens for *_, draft_tokens in seen)
-    assert not drafter.runner.module.cache.in_use
+    assert not drafter.runner.module.pool.in_use
 
 
 def off_the_chain(asked: list[Asked]) -> int:

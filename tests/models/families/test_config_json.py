@@ -29,9 +29,10 @@ GPT2: dict[str, Any] = {
 
 
 # Transformers lacks MiMo, and layers of the hybrid Granite are by default not supported. The
-# defaults of multimodal models are those of their ``text_config``.
+# defaults of multimodal models are those of their ``text_config``. test_gemma4.py compares the
+# sizes of layers of Gemma 4.
 NOT_COMPARED = {
-    *("mimo", "granitemoehybrid"),
+    *("mimo", "granitemoehybrid", "gemma4", "gemma4_text"),
     *("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"),
 }
 
@@ -143,8 +144,8 @@ REFUSED = [
     (
         {"model_type": "retnet"},
         (
-            r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, "
-            r"granite_swa, granitemoe, gra"
+            r"'retnet'; supported are gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, "
+            r"gpt_oss, granite, granite_swa, granitemoe, gra"
         ),
     ),
     (
@@ -169,7 +170,7 @@ REFUSED = [
         {"model_type": "glm4_moe"},
         r"'glm4_moe': these mixtures of experts are not supported; use Mixtral",
     ),
-    ({"model_type": "gemma3n"}, r"'gemma3n': embeddings per layer and shared keys .*; use Gemma 3"),
+    ({"model_type": "gemma3n"}, r"'gemma3n': the layers of Gemma 3n are not .*; use Gemma 4"),
     ({"model_type": "minimax"}, r"'minimax': layers with a recurrent state"),
     ({"model_type": "kimi_linear"}, r"'kimi_linear': layers with a recurrent state"),
     ({"model_type": None}, r"model_type None; supported are gemma2"),

@@ -273,6 +273,7 @@ EXACT: list[tuple[Any, list[str], list[str]]] = [
      ['{"a": 1, "b": null, "c": 2}'], [r'{"\u0061": "x"}', '{"b": 1}']),
     ({"patternProperties": {"^x": {"type": "null"}}, "type": "object"},
      ['{"x1": null, "y": 3}'], ['{"x1": 3}', r'{"\u00781": 3}']),
+    ({"patternProperties": {"": {"type": "null"}}, "type": "object"}, ["{}", '{"x": null}'], ['{"x": 3}']),
     ({"type": "string"}, [r'"\u0003"', '"é"'], ["1"]),
     ({"type": "string", "pattern": '^[^"]*$'}, ['"a b"', r'"\\"'], [r'"\""']),
     ({"type": "string", "pattern": "^[a&&b]$"}, ['"&"', '"a"'], ['"c"']),
@@ -347,6 +348,15 @@ def test_control_characters_beside_intersected_objects() -> None:
     schema = {"properties": {"c": {"const": "\u0003"}}, "required": ["c"], "type": "object"}
     assert relax(schema).dropped == ()
     assert relax({**schema, "allOf": objects}).dropped == ("properties.c.const",)
+
+
+def test_names_stay_exact_without_a_control_character() -> None:
+    """Left out, the constant intersects no objects, but names are not excluded by expressions."""
+    objects = [{"properties": {"a": {"type": "null"}}, "type": "object"}, {"type": "string"}]
+    relaxed = relax({"enum": ["\u0003"], "anyOf": objects})
+    assert relaxed.dropped == ("enum",)
+    assert accepts(relaxed.schema, '{"a": null, "b": 3}')
+    assert not accepts(relaxed.schema, r'{"\u0061": 3}')
 
 
 def test_circles_that_no_text_ends_are_left_out() -> None:

@@ -117,7 +117,7 @@ def test_training_refuses_convolutions(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("lfm2")
     with pytest.raises(
         OptionError,
-        match=r"attention in all layers, found lfm2 with short convolutions; train eagle3, or use",
+        match=r"equal attention in all layers, found lfm2 with short convolutions; train eagle3, or",
     ):
         load_module(folder, read_config(folder), torch.float32, CPU)
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
@@ -161,6 +162,13 @@ class BlockMatrix:
         """Numbers of outputs and inputs."""
         outputs = sum(len(part.stored) for part in self.parts)
         return outputs, self.inputs
+
+    def dequantize_rows(self, rows: NDArray[np.int32]) -> Array:
+        """Return outputs of a matrix with one part, float32 ``[len(rows), inputs]``."""
+        (part,) = self.parts
+        type_ = next(each for each in TENSOR_TYPES.values() if each.name == self.type)
+        codes = np.empty((len(rows), self.inputs), UINT8)
+        return unpack(part.stored, type_, codes, rows).dequantize()
 
 
 class _BlockFormat(NamedTuple):

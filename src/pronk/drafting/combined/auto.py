@@ -27,7 +27,7 @@ from pronk.drafting.proposer import (
     Outcome,
     Proposer,
     States,
-    bind_proposer,
+    check_needs,
 )
 from pronk.drafting.registry import make_drafter
 from pronk.drafting.shared.composite import Composite
@@ -60,7 +60,9 @@ class Auto(Composite):
     num_nodes: int = 31
 
     def __post_init__(self) -> None:
-        if self.parts != ():
+        if self.parts == ():  # a composite drafter refuses no parts
+            Drafter.__post_init__(self)
+        else:
             super().__post_init__()
         check_flag(f"{self.name}: bundled", self.bundled)
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
@@ -96,14 +98,18 @@ class Auto(Composite):
             found += ["cape(draft_model)", "draft_model"]
         for drafter in found:
             # The drafter may not work here: no clone of the repository, another vocabulary, too
-            # little memory, or a missing package.
+            # little memory, or a missing package. Any other error is a fault, and is not hidden as
+            # bind_proposer() would do.
             try:
-                return [bind_proposer(make_drafter(drafter), target)]
+                proposer = make_drafter(drafter).bind(target)
+                check_needs(proposer.name, proposer.capabilities, target)
             except CheckpointError as error:
                 if drafter in heads:
                     warnings.warn(f"auto: head left out: {error}", stacklevel=2)
             except PronkError:
-                pass
+                continue
+            else:
+                return [proposer]
         return []
 
 

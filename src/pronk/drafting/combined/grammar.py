@@ -33,7 +33,8 @@ from pronk.sampling.tree import TokenTree, TokenView
 class Grammar(Composite):
     """Options of ``grammar``.
 
-    ``parts`` is one drafter, of any kind, for the text that is not forced.
+    Attributes:
+        parts: one drafter, of any kind, for the text that is not forced.
     """
 
     name = "grammar"

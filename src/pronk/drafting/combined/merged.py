@@ -69,7 +69,7 @@ class MergedProposer(Proposer[States]):
         for index, proposer in enumerate(self.parts):
             views = [context.with_state(context.state[index]) for context in contexts]
             for trie, tree in zip(tries, call_propose(proposer, views), strict=True):
-                trie.merge(tree, (proposer.name, 0))
+                trie.merge(tree, (proposer.label, 0))
         return [
             trie.tree(min(self.num_nodes, each.max_nodes))
             for trie, each in zip(tries, contexts, strict=True)
@@ -79,7 +79,11 @@ class MergedProposer(Proposer[States]):
 @known_keywords
 @dataclass(frozen=True)
 class FirstOf(Composite):
-    """Options of ``first_of``; ``parts`` are the drafters to combine, in order of precedence."""
+    """Options of ``first_of``.
+
+    Attributes:
+        parts: drafters to combine, in order of precedence.
+    """
 
     name = "first_of"
 
@@ -103,7 +107,8 @@ class FirstOfProposer(Proposer[States]):
         for index, proposer in enumerate(self.parts):
             views = [contexts[i].with_state(contexts[i].state[index]) for i in pending]
             for i, tree in zip(pending, call_propose(proposer, views), strict=True):
-                trees[i] = tree
+                # The part's label and rates, so that statistics count the tokens for the part.
+                trees[i] = contexts[i].ledger.with_gains(proposer.label, tree)
             pending = [i for i in pending if sum(trees[i].acceptable) == 1]  # 1: only the root
             if not pending:
                 break

@@ -63,6 +63,7 @@ class ModelDrafter(Drafter):
     min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: model", self.model)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         check_number(f"{self.name}: min_confidence", self.min_confidence, 0, 1)
@@ -167,35 +168,66 @@ class DraftModel(ModelDrafter):
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
     def open(self, target: Target) -> DraftRunner:
-        name = self.name
-        path = (
-            _default_model(name, target)
-            if self.model is None
-            else resolve_model(self.model).absolute()
+        model = _default_model(self.name, target) if self.model is None else self.model
+        return load_draft_model(
+            target, model, drafter=self.name, dtype=self.dtype, weights=self.weights
         )
 
-        def load_runner() -> DraftRunner:
-            config = read_config(path)
-            sizes = target.decoder.config.vocab_size, config.vocab_size
-            translation = Translation(*sizes)
-            own = target.tokenizer
-            if own is not None and not (sizes[0] <= sizes[1] and _has_tokenizer_of(target, path)):
-                tokenizer = Tokenizer.load(path, config.vocab_size)
-                translation = Translation.between(name, own, sizes[0], tokenizer, sizes[1])
-            dtype = parse_dtype(self.dtype, config)
-            backend = target.decoder.backend.for_model(config, dtype)
-            if backend is None:
-                reason = f"{name}: no kernels for heads of {config.head_dim} in {path.name}"
-                backend = open_torch("cpu", dtype, reason)
-                warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
-            decoder = load_decoder(path, config, dtype=dtype, backend=backend, weights=self.weights)
-            pool = open_pool(target, config, backend.compute_dtype(dtype), backend)
-            relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
-            return DraftRunner(
-                ModelRunner(decoder, pool, clock=target.clock), translation, target, relative_size
-            )
 
-        return target.loaded_models.get_or_load(path, self.dtype, self.weights, load=load_runner)
+def load_draft_model(
+    target: Target, model: str | Path, *, drafter: str, dtype: str = "auto", weights: str = "plain"
+) -> DraftRunner:
+    """Return a draft model for a target, with its KV pool and the translation of token ids.
+
+    All drafters of a target that load the same model with the same options share its weights and
+    its KV pool, which is a part of the target's memory. The model is freed with the last proposer
+    that uses it.
+
+    Args:
+        target: the target model.
+        model: folder, GGUF file or name of the draft model, as for :class:`~pronk.llm.LLM`. Its
+            vocabulary may differ from the target's (:class:`Translation`).
+        drafter: name of the drafter, with which messages begin.
+        dtype: dtype of the weights; ``"auto"`` is the checkpoint's.
+        weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``.
+
+    Raises:
+        CheckpointError: the model cannot be found or loaded.
+        ConfigError: pronk does not support the model.
+        OptionError: the vocabularies have too few tokens in common, or the memory is too small.
+    """
+    path = resolve_model(model).absolute()
+
+    def load() -> DraftRunner:
+        config = read_config(path)
+        translation = _translate(drafter, target, path, config.vocab_size)
+        parsed_dtype = parse_dtype(dtype, config)
+        backend = target.decoder.backend.for_model(config, parsed_dtype)
+        if backend is None:
+            reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
+            backend = open_torch("cpu", parsed_dtype, reason)
+            warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
+        decoder = load_decoder(path, config, dtype=parsed_dtype, backend=backend, weights=weights)
+        pool = open_pool(target, config, backend.compute_dtype(parsed_dtype), backend)
+        runner = ModelRunner(decoder, pool, clock=target.clock)
+        relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
+        return DraftRunner(runner, translation, target, relative_size)
+
+    return target.loaded_models.get_or_load(path, dtype, weights, load=load)
+
+
+def _translate(drafter: str, target: Target, path: Path, draft_size: int) -> Translation:
+    """Return the translation of the target's token ids to those of the draft model at ``path``.
+
+    ``draft_size`` is the draft model's number of logits.
+    """
+    target_size = target.decoder.config.vocab_size
+    if target.tokenizer is None:
+        return Translation(target_size, draft_size)
+    if target_size <= draft_size and _has_tokenizer_of(target, path):
+        return Translation(target_size, draft_size)
+    tokenizer = Tokenizer.load(path, draft_size)
+    return Translation.between(drafter, target.tokenizer, target_size, tokenizer, draft_size)
 
 
 def _default_model(drafter: str, target: Target) -> Path:

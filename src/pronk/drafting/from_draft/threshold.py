@@ -81,6 +81,7 @@ class Threshold(Composite):
 
     def __post_init__(self) -> None:
         check_wraps_chains(self)
+        super().__post_init__()
         check_integer(f"{self.name}: max_tokens", self.max_tokens, 1, 64)
         for option in ("boost", "lowest", "highest"):
             check_number(f"{self.name}: {option}", getattr(self, option), 0, 1)

@@ -105,6 +105,7 @@ class Recycling(Drafter):
     table: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
         check_integer(f"{self.name}: top_k", self.top_k, 1, 32)
         check_integer(f"{self.name}: max_tokens", self.max_tokens, 16, 1048576)
@@ -114,7 +115,7 @@ class Recycling(Drafter):
     def bind(self, target: Target) -> RecyclingProposer:
         table = Successors(self.top_k, self.max_tokens)
         if self.table is not None:
-            load_successors(Path(self.table), table, target.vocabulary)
+            load_successors(Path(self.table), table, target.tokenizer_fingerprint)
         return RecyclingProposer(self, table, target)
 
     def for_adapter(self) -> Recycling | None:
@@ -143,7 +144,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
                 "set shared=True"
             )
             raise OptionError(msg)
-        save_successors(Path(path), self._table, self.target.vocabulary if self.target else None)
+        target = self.target
+        fingerprint = None if target is None else target.tokenizer_fingerprint
+        save_successors(Path(path), self._table, fingerprint)
 
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
         table = self._table

@@ -177,7 +177,7 @@ class EagleRunner:
 
     def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        if not self.head.backend.drafts_chains or self.module.cache.config.has_dynamic_rope:
+        if not self.head.backend.drafts_chains or self.module.pool.config.has_dynamic_rope:
             return False
         return (
             context.sampler.stateless_sampler is not None

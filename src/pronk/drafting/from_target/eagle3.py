@@ -92,6 +92,7 @@ class Eagle3(Drafter):
     draft_text: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: model", self.model)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         if self.num_nodes is not None:

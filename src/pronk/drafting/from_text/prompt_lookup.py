@@ -92,6 +92,7 @@ class PromptLookup(Proposer[TextIndex]):
     num_chains: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: max_ngram", self.max_ngram, 1, 16)
         check_integer(f"{self.name}: min_ngram", self.min_ngram, 1, 16)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 127)

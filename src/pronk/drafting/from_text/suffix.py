@@ -62,8 +62,7 @@ class Suffix(Drafter):
             always allowed.
         store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0
             disables the store.
-        store: file that keeps the store across processes, in the format of ``_suffix_store.py``, or
-            ``None``.
+        store: file of JSON lines that keeps the store across processes, or ``None``.
     """
 
     name = "suffix"
@@ -76,6 +75,7 @@ class Suffix(Drafter):
     store: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
         check_integer(f"{self.name}: max_match", self.max_match, 2, 64)
         check_integer(f"{self.name}: min_match", self.min_match, 1, 64)
@@ -99,7 +99,9 @@ class Suffix(Drafter):
         store = SuffixStore(self.max_match, self.store_tokens)
         # without a file the vocabulary, whose hash takes a second, is not needed
         if self.store is not None:
-            store.open(Path(self.store), target.vocabulary, target.decoder.config.vocab_size)
+            store.open(
+                Path(self.store), target.tokenizer_fingerprint, target.decoder.config.vocab_size
+            )
         return SuffixProposer(self, store, target)
 
     def for_adapter(self) -> Suffix | None:

@@ -14,7 +14,8 @@ from pronk.drafting.target import Target
 class Composite(Drafter):
     """Options of a composite drafter.
 
-    ``parts`` are the wrapped drafters, in order of precedence.
+    Attributes:
+        parts: the wrapped drafters, in order of precedence.
     """
 
     parts: tuple[Drafter, ...]
@@ -27,6 +28,7 @@ class Composite(Drafter):
         ):
             msg = f"{self.name}: parts: expected a tuple of drafters, found {self.parts!r}"
             raise OptionError(msg)
+        super().__post_init__()
 
     def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
         """Bind each wrapped drafter to the target and return the proposers."""

@@ -35,6 +35,18 @@ from pronk.sampling.tree import TokenTree
 class DraftCache:
     """Keys and values of one request's text in a drafter's own KV pool.
 
+    A proposal of a drafter that runs its passes itself, without a
+    :class:`~pronk.drafting.shared.draft_runner.DraftRunner`:
+
+    1. :meth:`align` drops the rows that are not those of ``context.tokens``.
+    2. ``pool.prepare(block_table, length)`` allocates KV slots for the text and the draft tokens to
+       come; it raises ``CacheFullError`` if the pool is full.
+    3. :meth:`ModelRunner.forward` runs a ``BatchEntry(block_table, tree)`` with the tokens of the
+       text after the cached ``tokens``, at least one, and then with each draft token.
+    4. :meth:`append` commits the rows of each pass before the next one.
+
+    :meth:`release` frees the blocks in ``Proposer.stop`` and ``Proposer.on_preempt``.
+
     Attributes:
         pool: the drafter's KV pool, which owns the blocks.
         reencoder: gives the text in the drafter's vocabulary; ``None`` if the ids are the target's.
@@ -78,7 +90,12 @@ class DraftCache:
         self.pool.cache_blocks(self.block_table, self.tokens, self.salt, self.num_final)
 
     def append(self, new: Sequence[int]) -> None:
-        """Record tokens whose keys and values a forward pass has just written."""
+        """Commit the rows of tokens whose keys and values a forward pass has just written.
+
+        ``new`` are all rows of the pass, a chain, in order. Their KV slots become those of
+        ``tokens``, and the next pass runs behind them. Without this call, the next pass overwrites
+        them.
+        """
         with uninterrupted():
             self.pool.commit_slots(self.block_table, range(len(new)))
             self.tokens += new
@@ -89,6 +106,27 @@ class DraftCache:
             del self.tokens[length:]
             num_left = self.pool.rollback(self.block_table, len(self.tokens))
             del self.tokens[num_left:]
+
+    def keep_common_prefix(self, text: Sequence[int]) -> None:
+        """Drop the cached tokens after the longest prefix that ``tokens`` shares with ``text``.
+
+        Unlike :meth:`align`, this method keeps the row of the last token. It is for caches without
+        ``tree`` that begin at the text's first token.
+        """
+        num_kept = common_prefix_length(self.tokens, text, self.num_committed)
+        self.rollback(num_kept)
+
+    def skip_to(self, position: int, text: Sequence[int]) -> None:
+        """Count the first ``position`` tokens of ``text`` as cached, and release their blocks.
+
+        The drafter cannot run the tokens that the cache lacks. No later row attends to released
+        rows, so positions do not change. ``position`` must be at least ``len(tokens)``.
+        """
+        self.tokens += text[len(self.tokens) : position]
+        self.rollback(position)
+        self.pool.release_before(self.block_table, position)
+        if not self.block_table.blocks:
+            self.block_table.num_released = position // self.pool.block_size
 
     def begin_at(self, start: int) -> None:
         """Drop all rows, and let the cache begin at the text's token ``start``.
@@ -101,6 +139,8 @@ class DraftCache:
 
     def align(self, text: Sequence[int], num_unchanged: int = 0) -> None:
         """Drop all rows but those of a prefix of ``text``; rows of accepted draft tokens stay.
+
+        The first step of a proposal. Afterwards, ``text[start + len(tokens):]`` has to be run.
 
         The row of the last token of ``text`` is dropped, too: its logits are needed again. The
         first ``num_unchanged`` tokens of ``text`` are known to be those of the last call.

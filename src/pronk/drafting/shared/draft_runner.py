@@ -64,7 +64,9 @@ class DraftRunner:
         runner: the draft model with its KV pool.
         translation: maps between the vocabularies of target and draft.
         context_length: context length of the draft model, in tokens.
-        relative_size: size of the draft model divided by that of the target.
+        relative_size: bytes of the weight matrices that a forward pass of the draft model reads,
+            divided by those of the target. A draft token is expected to cost this part of a forward
+            pass of the target until passes of the draft model have been measured.
         max_unread: most tokens that are read before the first draft token; ``None`` for all of
             them.
         keeps_drafts: whether the rows of accepted draft tokens are used for the text. False if they
@@ -303,12 +305,9 @@ class DraftRunner:
         """
         if length > self.context_length:
             return False
-        num_future = max(
-            context.max_depth, context.params.max_tokens - context.sampler.context.num_generated
-        )
         # First try to allocate the blocks of all future tokens, to get consecutive ones; then only
         # those of this step.
-        for num_extra in (num_future, 0):
+        for num_extra in (context.max_future_tokens, 0):
             with suppress(CacheFullError):
                 cache.pool.prepare(cache.block_table, length + num_extra + context.max_nodes)
                 num_free = cache.pool.num_free_updates

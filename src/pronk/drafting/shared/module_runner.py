@@ -22,7 +22,6 @@ from pronk.base.errors import CacheFullError
 from pronk.base.interrupts import uninterrupted
 from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.common_prefix import common_prefix_length
 from pronk.drafting.shared.draft_cache import DraftCache, open_pool
 from pronk.drafting.target import Target
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
@@ -54,19 +53,20 @@ class ModuleRunner:
 
     Attributes:
         target: the model whose hidden states the module reads.
-        cache: the module's KV pool.
+        pool: the module's KV pool.
     """
 
     def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
         self.target = target
-        self.cache = open_pool(target, config)
+        self.pool = open_pool(target, config)
         self._compile_part = compile_part
-        # by number of the part, and by version of the KV pool
-        self._programs: dict[tuple[int, int], Program] = {}
+        # by number of the part, for version ``_program_version`` of the KV pool
+        self._programs: dict[int, Program] = {}
+        self._program_version = self.pool.version
 
     def make_cache(self) -> DraftCache:
         """Return the empty cache of a new request."""
-        return DraftCache(self.cache)
+        return DraftCache(self.pool)
 
     def reserve(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
         """Drop cached tokens that differ from the text; allocate KV slots for the whole text.
@@ -75,42 +75,46 @@ class ModuleRunner:
         full.
         """
         cache = context.state
-        text = context.tokens
-        pool = self.cache
         num_rows = context.block_table.length
-        window = pool.config.window
-        # with a sliding window, cached prefixes could lack the first rows
-        if window is None and not cache.tokens:
-            with uninterrupted():
-                cache.match_prefix(text[:num_rows], context.salt)
-        num_kept = common_prefix_length(cache.tokens, text, cache.num_committed)
-        cache.num_committed = num_rows + 1  # ``text`` may end with draft tokens
-        cache.num_final = num_rows if window is None else 0
-        # The target keeps no hidden states before its sliding window. The module cannot run the
-        # tokens there, so they count as cached.
-        num_released = context.block_table.num_released * self.target.cache.block_size
+        has_window = self.pool.config.window is not None
         with uninterrupted():
-            cache.tokens[num_kept:] = text[num_kept:num_released]
-            cache.rollback(len(cache.tokens))
+            # with a sliding window, cached prefixes could lack the first rows
+            if not has_window and not cache.tokens:
+                cache.match_prefix(context.tokens[:num_rows], context.salt)
+            cache.keep_common_prefix(context.tokens)
+            cache.num_committed = num_rows + 1  # the text may end with draft tokens
+            cache.num_final = 0 if has_window else num_rows
             cache.register_prefix()
-            # The next row is at position ``num_kept`` and sees the ``window - 1`` rows before it.
-            first = (
-                num_released
-                if window is None or num_kept < num_released
-                else max(0, num_kept + 1 - window)
-            )
-            pool.release_before(cache.block_table, first)
-            if not cache.block_table.blocks:
-                cache.block_table.num_released = num_released // pool.block_size
-            if window is None:  # allocate for all future tokens at once, to get consecutive blocks
-                extra_rows += max(
-                    context.max_depth,
-                    context.params.max_tokens - context.sampler.context.num_generated,
-                )
-            try:
-                pool.prepare(cache.block_table, len(text) + extra_rows)
-            except CacheFullError:
-                return False
+            self._release_rows(context)
+            return self._allocate(context, extra_rows)
+
+    def _release_rows(self, context: DraftContext[DraftCache]) -> None:
+        """Release the rows that later rows do not attend to."""
+        cache = context.state
+        num_cached = len(cache.tokens)
+        window = self.pool.config.window
+        # The target keeps no hidden states before its sliding window, so the module cannot run
+        # these tokens.
+        num_lost = context.block_table.num_released * self.target.cache.block_size
+        if num_cached < num_lost:
+            cache.skip_to(num_lost, context.tokens)
+        elif window is None:
+            # After a preemption the module would lack these rows, so no request attends to them.
+            self.pool.release_before(cache.block_table, num_lost)
+        else:
+            # The next row is at position ``num_cached`` and sees the ``window - 1`` rows before it.
+            self.pool.release_before(cache.block_table, max(0, num_cached + 1 - window))
+
+    def _allocate(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
+        """Allocate KV slots for the text and ``extra_rows``; return False if the pool is full."""
+        num_slots = len(context.tokens) + extra_rows
+        if self.pool.config.window is None:
+            # for all future tokens at once, to get consecutive blocks
+            num_slots += context.max_future_tokens
+        try:
+            self.pool.prepare(context.state.block_table, num_slots)
+        except CacheFullError:
+            return False
         return True
 
     def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
@@ -120,8 +124,8 @@ class ModuleRunner:
         draft token is allowed, or the target has no hidden state of the row.
         """
         num_rows = context.block_table.length
-        num_released = context.block_table.num_released * self.target.cache.block_size
-        if context.max_tokens < 1 or num_rows <= num_released:
+        num_lost = context.block_table.num_released * self.target.cache.block_size
+        if context.max_tokens < 1 or num_rows <= num_lost:
             return False
         context.state.rollback(num_rows - 1)
         return self.reserve(context, extra_rows)
@@ -129,18 +133,17 @@ class ModuleRunner:
     def program(self, part: int) -> Program:
         """Return the program of a part of the module.
 
-        Compile it once per version of the KV pool.
+        It is compiled once per version of the KV pool, because it has the addresses of the arrays.
         """
-        key = (part, self.cache.version)
-        if key not in self._programs:
+        if self._program_version != self.pool.version:
+            self._programs.clear()
+            self._program_version = self.pool.version
+        if part not in self._programs:
             backend = self.target.decoder.backend
-            program = backend.program(self.cache.config.hidden_size, self.cache.dtype, self.cache)
+            program = backend.program(self.pool.config.hidden_size, self.pool.dtype, self.pool)
             self._compile_part(part, program)
-            self._programs = {
-                old: kept for old, kept in self._programs.items() if old[1] == self.cache.version
-            }
-            self._programs[key] = program
-        return self._programs[key]
+            self._programs[part] = program
+        return self._programs[part]
 
     def run_texts(
         self,

@@ -35,7 +35,8 @@ MAX_COUNTED = 64
 class TimedRunner(Protocol):
     """Runner of a drafter's model, with the measured costs of its forward passes.
 
-    ``relative_size`` is the model's size divided by the target's.
+    ``relative_size`` is the number of bytes of weight matrices that a forward pass reads, divided
+    by the target's.
     """
 
     target: Target
@@ -111,7 +112,7 @@ def model_chain_costs(
         curve = costs.curve._replace(speed=runner.relative_size * costs.curve.speed)
     token_prefill = own.prompt_row
     if token_prefill is None:
-        token_prefill = runner.relative_size * (runner.target.costs.prompt_row or 0.0)
+        token_prefill = runner.relative_size * (runner.target.cost_model.prompt_row or 0.0)
     token = curve.at(costs.num_requests) / costs.num_requests
     return ChainCosts(token, num_unread * token_prefill, max_tokens=max_tokens)
 

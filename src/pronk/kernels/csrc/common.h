@@ -87,13 +87,15 @@ struct State {
   const pronk_op* ops;
   int64_t count;
   const pronk_pass* pass;
-  bool bf16;                   // buffers A and B hold bf16 instead of float32
+  bool bf16;                   // buffers A, B and C hold bf16 instead of float32
   const QuantKernels* quant;   // GEMM tiles for quantized weights
   Row* row;
   Segment* segment;
   int32_t* path;               // for all rows: the tree nodes of the row's path after the contiguous ones, see Row.tail
   std::atomic<int32_t>* next;  // [count] per operation (attention only): number of work items that threads have taken
-  void *a, *b;                 // buffers A and B [rows, row_stride(width)]
+  void *a, *b, *c;             // buffers A, B and C [rows, row_stride(width)]
+  float* inputs;               // buffer INPUTS [rows, inputs_width]: the inputs of all layers
+  int64_t inputs_width;
   void* x;                     // prepared input of a GEMM of more than MAX_TILE_M rows, shared by all threads
   int64_t input_stride;        // row_stride(width) of the widest GEMM input
   float* scores;               // buffer SCORES [rows, experts]
@@ -248,4 +250,7 @@ static inline int64_t panel_size(int type, int64_t head_dim) {
 }
 // Unpack the K weights of output `row` to float32.
 void unpack_row(const pronk_weights* w, int64_t row, float* out);
+// Convert row `row` of a table in blocks of a GGUF file, `count` numbers, to float32. `format` is that of
+// pronk_pack_blocks, and w describes it. The results are those of unpack_row for a packed table.
+void unpack_blocks(const pronk_weights* w, int32_t format, const void* table, int64_t row, int64_t count, float* out);
 }  // namespace pronk

@@ -30,13 +30,14 @@ Arena arena;
 // Whether an operation of a program has experts.
 bool has_experts(const pronk_op* op) { return op->kind == PRONK_ROUTE || op->mixing != PRONK_DENSE; }
 
-// Elements of buffer A or B for the largest output that the program writes to it; `rows` is buffer_rows.
+// Elements of a buffer for the largest output that the program writes to it; `rows` is buffer_rows.
 int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows, int64_t hidden) {
   int64_t size = 0;
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
     int64_t width = 0;
     if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->columns ? op->columns : op->w->N;
+    else if (op->kind == PRONK_LAYER_INPUTS && buffer == PRONK_INPUTS) width = (int64_t)op->parts * op->columns;
     else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->head_dim;
     else if ((op->kind == PRONK_NORM || op->kind == PRONK_EMBED) && op->output == buffer)
       width = op->parts ? op->parts * hidden : hidden;
@@ -83,11 +84,28 @@ int64_t score_width(const pronk_op* ops, int64_t count) {
   return width;
 }
 
+// Elements of a row of buffer INPUTS; 0 for a program whose layers have no inputs.
+int64_t inputs_width(const pronk_op* ops, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    if (ops[i].kind == PRONK_LAYER_INPUTS) return (int64_t)ops[i].parts * ops[i].columns;
+  return 0;
+}
+
+// Whether a linear layer that reads an input of a layer has as many outputs, and the program computes the inputs before.
+bool has_layer_input(const pronk_op* ops, int64_t i) {
+  const pronk_op* op = ops + i;
+  if (op->mixing || op->wanted || op->layer_input < 0) return false;
+  for (int64_t j = 0; j < i; j++)
+    if (ops[j].kind == PRONK_LAYER_INPUTS) return op->layer_input <= ops[j].parts && op->w->N == ops[j].columns;
+  return false;
+}
+
 // Row stride of the widest GEMM input.
 int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
   int64_t width = adapter_width(ops, count);
   for (int64_t i = 0; i < count; i++)
-    if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
+    if (ops[i].kind == PRONK_LAYER_INPUTS) width = width > inputs_width(ops, count) ? width : inputs_width(ops, count);
+    else if (ops[i].w && ops[i].w->K > width) width = ops[i].w->K;
     else if (ops[i].kind == PRONK_QKV && ops[i].heads * ops[i].head_dim > width) width = ops[i].heads * ops[i].head_dim;
   return row_stride(width > hidden ? width : hidden);
 }
@@ -313,6 +331,14 @@ int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass,
   return round_up(largest * 4, 256) + 256;
 }
 
+// Whether a row can choose its experts, and its groups of experts.
+bool has_valid_groups(const pronk_op* op) {
+  if (op->groups < 1 || op->experts % op->groups) return false;
+  int64_t size = op->experts / op->groups;
+  if (op->row_groups < 1 || op->row_groups > op->groups || op->per_row > op->row_groups * size) return false;
+  return op->groups == 1 || (op->group_best >= 1 && op->group_best <= size);
+}
+
 // Whether the instruction set exists here, and the shapes and cache slots fit every operation.
 bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return false;
@@ -322,8 +348,10 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->head_dim % 2 && !is_recurrent) return false;
     if (op->head_dim > MAX_HEAD_DIM || (op->block_size && op->block_size % 16)) return false;
     if (has_experts(op) && (op->experts > MAX_EXPERTS || op->per_row < 1 || op->per_row > op->experts)) return false;
+    if (op->kind == PRONK_ROUTE && !has_valid_groups(op)) return false;
     if (!has_valid_adapters(pass, op)) return false;
     if (is_recurrent && !has_states(pass, op)) return false;
+    if (op->layer_input && !has_layer_input(ops, i)) return false;
     if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
@@ -339,7 +367,8 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
 bool has_bf16_activations(const pronk_op* ops, int64_t count, const IsaKernels* isa) {
   bool any = false;
   for (int64_t i = 0; i < count; i++) {
-    if (!ops[i].w || ops[i].kind == PRONK_EMBED || ops[i].output == PRONK_SCORES) continue;
+    bool is_table = ops[i].kind == PRONK_EMBED || ops[i].kind == PRONK_LAYER_INPUTS;
+    if (!ops[i].w || is_table || ops[i].output == PRONK_SCORES) continue;
     if (ops[i].w->type != PRONK_BF16) return false;
     any = true;
   }
@@ -389,6 +418,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   Mixture mixture = largest_mixture(ops, count);
   int64_t pairs = pass->rows * mixture.per_row, most_rows = pairs > rows ? pairs : rows;
   s.input_stride = input_stride(ops, count, pass->hidden);
+  s.inputs_width = inputs_width(ops, count);
   s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree, max_levels(pass));
   s.adapted = has_adapted_rows(pass);
   s.low_stride = row_stride(adapter_width(ops, count));
@@ -402,6 +432,8 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
       {(void**)&s.step, count_steps(pass) * (int64_t)sizeof(Step)},
       {&s.a, buffer_size(ops, count, PRONK_A, rows, hidden) * size},
       {&s.b, buffer_size(ops, count, PRONK_B, rows, hidden) * size},
+      {&s.c, buffer_size(ops, count, PRONK_C, rows, hidden) * size},
+      {(void**)&s.inputs, pass->rows * s.inputs_width * 4},
       {&s.x, most_rows * s.input_stride * (pairs ? 4 : size)},
       {(void**)&s.scores, pass->rows * score_width(ops, count) * 4},
       {(void**)&s.choice, pairs * 4},

@@ -266,6 +266,15 @@ bool pack_k6(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) 
   return is_finite_half(from + 208);
 }
 
+// Pack a block of type `format` as a group or super-block of an output, whose first scale or factor is at `to`, first
+// scale of a super-block at `scales` and first codes at `codes`; return whether its numbers are finite.
+bool pack_block(const pronk_weights* w, int32_t format, const uint8_t* from, uint8_t* to, uint8_t* scales,
+                uint8_t* codes) {
+  if (format == GGUF_Q6_K) return pack_k6(from, to, scales, codes);
+  if (has_super_blocks(w)) return pack_k45(format == GGUF_Q5_K, from, to, scales, codes);
+  return pack_group(format, from, to, codes);
+}
+
 // Return the stored bytes of output `row`; with heads, undo the row order of interleaved RoPE (see pronk_blocks).
 const uint8_t* gguf_row(const PackBlocks* p, int64_t row, int64_t row_bytes) {
   const pronk_blocks* source = p->source;
@@ -292,9 +301,7 @@ void pack_blocks_part(void* argument, int thread, int threads) {
       for (int64_t i = 0; i < count; i++) {
         const uint8_t* from = row[i] + u * bytes;
         uint8_t *scale = to + 2 * i, *scales = to + SUPER_SCALES + 2 * i, *codes = to + header + 4 * i;
-        if (p->format == GGUF_Q6_K) finite &= pack_k6(from, scale, scales, codes);
-        else if (has_super_blocks(w)) finite &= pack_k45(p->format == GGUF_Q5_K, from, scale, scales, codes);
-        else finite &= pack_group(p->format, from, scale, codes);
+        finite &= pack_block(w, p->format, from, scale, scales, codes);
       }
   }
   if (!finite) p->damaged->store(true, std::memory_order_relaxed);
@@ -418,6 +425,21 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
 }
 
 void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(w, row, out); }
+
+void pronk::unpack_blocks(const pronk_weights* w, int32_t format, const void* table, int64_t row, int64_t count,
+                          float* out) {
+  int64_t bytes = gguf_block_bytes(format);
+  const uint8_t* from = (const uint8_t*)table + row * (count / quant_unit(w)) * bytes;
+  uint8_t packed[SUPER_HEADER + SUPER_BLOCK * 16];  // at most 16 outputs of 8 bits; one of them is used
+  pronk_weights one = *w;                           // a matrix of one output, of one block
+  one.data = packed;
+  one.K = one.K_pad = quant_unit(w);
+  int64_t header = quant_header(w);
+  for (int64_t at = 0; at < count; at += one.K, from += bytes) {
+    pack_block(&one, format, from, packed, packed + SUPER_SCALES, packed + header);
+    for (int64_t k = 0; k < one.K; k++) out[at + k] = dequantize(&one, 0, 0, k);
+  }
+}
 
 // Copy key `lane` (0 to 15) of a panel to `copy`; if `writing`, copy in the other direction.
 static void move_key(char* panel, int type, int64_t width, int64_t lane, char* copy, bool writing) {

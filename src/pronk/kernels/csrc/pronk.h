@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 14
+#define PRONK_VERSION 15
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -28,22 +28,30 @@ enum pronk_kind {
   PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries. A row at position p of its text sees the cached tokens
                      // before p and, in the cache that this pass writes, its ancestors in the tree and itself
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
-  PRONK_NORM = 5,    // output = norm(input), or stream += scale * norm(input) with `residual`
-  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest scores; of equal scores, the expert
-                     // with the smaller number. The share of an expert is its softmax over the scores of all experts
-                     // or, if `normalized` is 1, over the scores of the row's experts
+  PRONK_NORM = 5,    // output = scale * norm(input), or output += scale * norm(input) with `residual`
+  PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest ranks, of equal ranks the expert with
+                     // the smaller number, and their shares. An expert's score is its softmax over the router's outputs
+                     // or, if `sigmoid` is 1, the sigmoid of its output. Its rank is score + correction, and its share
+                     // scale * score or, if `normalized` is 1, scale * score / (sum of the row's scores + eps),
+                     // times its `expert_scale`
   PRONK_CONVOLVE = 7,  // gated short convolution. A row of buffer B is [b, c, x], each as wide as the stream; its state
                      // b * x goes to its slot of the pool `keys` [slots, hidden]. Buffer A = c * (filter_bias +
                      // filter[0] * state of the token taps - 1 places before + … + filter[taps - 1] * own state)
   PRONK_GATE = 8,    // output = output * sigmoid(input), for buffer A or B as output. `columns` is the width of its rows.
-                     // The input is buffer B, as wide, or SCORES with one number per row
+                     // The input is buffer B, as wide, or SCORES with one number for each of `heads` equal parts of a row
   PRONK_MIX = 9,     // causal convolution over time of a recurrent layer, then SiLU, in place in the first columns of
                      // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
   PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
                      // its inputs, buffers B and SCORES
+  PRONK_LAYER_INPUTS = 11,  // the inputs of `parts` layers, each `columns` wide, from the row of B and that of the token
+                     // in `table`, both parts * columns wide: buffer INPUTS = (norm(B) + scale * table[token]) / sqrt(2),
+                     // with a norm of each layer's part of B
 };
-// Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
-enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
+// Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32). C, as
+// wide as the stream, holds one branch of a layer while another is computed. INPUTS (f32) holds the inputs of all layers.
+enum pronk_buffer {
+  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6
+};
 // What PRONK_LINEAR multiplies.
 // DENSE: each row, by one matrix w.
 // SPREAD and GATHER: each *pair* of a row and one of its experts, by the expert's matrix. w [experts] has a matrix per
@@ -55,8 +63,9 @@ enum pronk_mixing { PRONK_DENSE = 0, PRONK_SPREAD = 1, PRONK_GATHER = 2 };
 enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 // CLAMPED (gpt-oss), for gated matrices only: g * sigmoid(1.702 g) * (1 + u), where g = min(gate, 7) and u is the up
 // projection, clamped to -7..7.
+// RELU2: max(x, 0) squared.
 enum pronk_activation {
-  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4
+  PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3, PRONK_CLAMPED = 4, PRONK_RELU2 = 5
 };
 
 // A matrix [N, K] packed in blocks of 16 outputs. Every `unit` outputs a new block begins; zeros fill the last block:
@@ -108,7 +117,7 @@ typedef struct {
 typedef struct {
   int32_t kind;
   int32_t input, output;  // pronk_buffer
-  int32_t residual;       // 1: add the output to the stream instead of replacing the stream
+  int32_t residual;       // 1: add to the output, the stream or with PRONK_NORM buffer C, instead of replacing it
   int32_t activation;
   int32_t wanted;         // 1: compute only the rows in pass.wanted
   int32_t norm;
@@ -124,26 +133,36 @@ typedef struct {
   int32_t block_size;     // slots of a cache block, a multiple of 16
   int32_t kv_type;        // f32, bf16 or i8
   int64_t slots;          // number of slots of a pool
-  const float *q_norm, *k_norm;
+  const float *q_norm, *k_norm, *v_norm;  // [head_dim], or null without a norm; without w: of all heads, v_norm null
   void *keys, *values;    // cache pools of one layer; store_key and store_value (ops.inc) have the layout
   const void *table, *positions;
-  int32_t table_type;     // pronk_type of `table` and `positions`
+  int32_t table_type;     // pronk_type of `table` and `positions`; with w: that of w, whose format `table` has
   int32_t collected;      // n > 0: PRONK_STORE copies to pass.collected[n - 1], PRONK_NORM reads from there;
                           // 0: PRONK_STORE copies to `keys`, PRONK_NORM reads `input`
-  float scale;            // factor of embeddings, of outputs, or of queries; 1: none
+  float scale;            // factor of embeddings, of outputs, of queries, or of experts' shares; 1: none
   float cap;              // soft cap of outputs or of attention scores: cap * tanh(x / cap); 0: none
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
   const float* sinks;     // PRONK_ATTEND: null, or [heads]: score of each head's sink, a key without a value
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
-  int32_t experts, per_row, normalized;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  int32_t experts, per_row;  // PRONK_ROUTE, and PRONK_LINEAR with experts
+  int32_t normalized;        // PRONK_ROUTE: 1: shares are divided by their sum
+  int32_t sigmoid;           // PRONK_ROUTE: 1: scores are sigmoids; 0: softmax
+  int32_t groups;            // PRONK_ROUTE: number of equal groups of adjacent experts. A row's experts are in its
+  int32_t row_groups;        // `row_groups` best groups, those with the largest sums of their `group_best` largest ranks
+  int32_t group_best;
+  const float* correction;   // PRONK_ROUTE: [experts] what the choice adds to the scores, or null
+  const float* expert_scale; // PRONK_ROUTE: [experts] factor of each expert's shares, or null
   const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
   int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
   int32_t num_adapters;
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
+  int32_t layer_input;    // PRONK_LINEAR: n > 0: activated outputs times the inputs of layer n - 1, N numbers
+  int32_t table_format;   // PRONK_LAYER_INPUTS: 0, or `format` of pronk_pack_blocks: `table` has blocks of a GGUF file,
+                          // and w describes them (type, group, minima, scale_type), without data
   int32_t columns;        // PRONK_LINEAR to buffer A or B: width of the buffer's rows; 0: N. PRONK_GATE: see there
   int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output
   // PRONK_MIX and PRONK_RECUR: `heads` value heads, `kv_heads` key heads with keys of `head_dim` elements, `slots` states.

@@ -70,6 +70,7 @@ class Cape(Composite):
 
     def __post_init__(self) -> None:
         check_wraps_chains(self)
+        super().__post_init__()
         if isinstance(self.sizes, str):
             check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
         else:

@@ -67,6 +67,7 @@ class Jacobi(Proposer[JacobiState]):
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
@@ -108,6 +109,7 @@ class GaussSeidel(Proposer[JacobiState]):
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
 
     def start(self, prompt: Sequence[int]) -> JacobiState:

@@ -189,6 +189,7 @@ class Kangaroo(Drafter):
     eta: float = 0.6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: model", self.model)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         check_number(f"{self.name}: eta", self.eta, 0, 1)

@@ -105,6 +105,7 @@ class Lookahead(Drafter):
     warm_up: Literal["grow", "random"] = "grow"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ngram is not None:
             check_integer(f"{self.name}: ngram", self.ngram, 2, 16)
             self._check_not_auto("ngram", self.ngram)

@@ -64,6 +64,7 @@ class Medusa(Drafter):
     num_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: model", self.model)
         tree = check_tree(self.name, self.tree, _MAX_HEADS)  # lists become tuples
         object.__setattr__(self, "tree", tree)

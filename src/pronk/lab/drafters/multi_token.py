@@ -110,6 +110,7 @@ class MultiToken(Drafter):
     tree: int | tuple[Ranks, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MAX_HEADS)

@@ -67,6 +67,7 @@ class Retrieval(Drafter):
     max_depth: int = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_path(f"{self.name}: datastore", self.datastore)
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
         check_integer(f"{self.name}: max_match", self.max_match, 1, 64)
@@ -82,7 +83,7 @@ class Retrieval(Drafter):
     def bind(self, target: Target) -> RetrievalProposer:
         store = Datastore.open(self._folder())
         header = store.header
-        is_other_tokenizer = target.vocabulary not in {None, header.vocabulary}
+        is_other_tokenizer = target.tokenizer_fingerprint not in {None, header.vocabulary}
         if is_other_tokenizer or header.largest_id >= target.decoder.config.vocab_size:
             found = f"{self.datastore or 'that of pronk-tiny'}, of another tokenizer"
             msg = (

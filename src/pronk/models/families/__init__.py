@@ -112,9 +112,16 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if unsupported:
         found = f"{unsupported[0]} = {raw[unsupported[0]]!r}"
         refuse_config(f"{found} is not supported; expected a plain {family.model_type} model")
-    if config.num_heads % config.num_kv_heads:
-        found = f"{config.num_heads} attention heads cannot share {config.num_kv_heads}"
-        refuse_config(f"{found} key/value heads; expected a divisor")
+    for layer in range(config.num_layers):
+        kv_heads = config.shape_of(layer).num_kv_heads
+        if config.num_heads % kv_heads:
+            found = f"{config.num_heads} attention heads cannot share {kv_heads}"
+            refuse_config(f"{found} key/value heads; expected a divisor")
+    mixture = config.mixture
+    if mixture is not None and not mixture.has_valid_groups:
+        found = f"{mixture.experts} experts in {mixture.groups} groups"
+        chosen = f"{mixture.per_row} experts of {mixture.row_groups} groups"
+        refuse_config(f"expected groups of one size, from which a row has {chosen}, found {found}")
     return replace(config, quantization=quantization or None)
 
 

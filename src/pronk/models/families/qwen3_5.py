@@ -151,7 +151,7 @@ def _parse_next_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
     names = [f"blk.{layer}" for layer in range(num_layers) if not layers[layer]]
     mixture = keys.mixture(num_layers)
     if mixture is not None:
-        width = keys.integer("expert_shared_feed_forward_length", mixture.width)
+        width = mixture.shared_width or mixture.width
         mixture = replace(mixture, shared_width=width, shared_gate=True)
     return replace(
         config,

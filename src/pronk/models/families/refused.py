@@ -51,8 +51,13 @@ FAMILIES = (
         "use the text model LFM2",
     ),
     *_refuse(
-        "gemma3n gemma3n_text gemma4 gemma4_text",
-        "embeddings per layer and shared keys are not supported",
-        "use Gemma 3",
+        "gemma3n gemma3n_text",
+        "the layers of Gemma 3n are not supported",
+        "use Gemma 4",
+    ),
+    *_refuse(
+        "gemma4_assistant",
+        "this model is a drafter for a Gemma 4, and not supported",
+        "use the Gemma 4 alone or with another drafter",
     ),
 )

@@ -20,6 +20,7 @@ from pydantic import (
     PrivateAttr,
     Tag,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
@@ -82,8 +83,13 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _read(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Treat unknown and renamed fields of an object before its fields are validated."""
+    def _read(
+        cls, value: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        """Treat unknown and renamed fields of an object before its fields are validated.
+
+        ``info.context`` is ``None`` or a list, to which the new object is added.
+        """
         if not isinstance(value, dict):
             return validate(value)
         fields = read_fields(cls.adapt(value), cls.about)
@@ -95,6 +101,8 @@ class RequestBody(BaseModel):
         body._given = value  # noqa: SLF001
         body._ignored = fields.ignored  # noqa: SLF001
         body._written = fields.written  # noqa: SLF001
+        if info.context is not None:
+            info.context.append(body)
         return body
 
     @property

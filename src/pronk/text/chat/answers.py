@@ -30,6 +30,9 @@ class AnswerFormat:
     """Format of one model's answers: how the model writes thoughts and tool calls.
 
     The model's tokenizer and chat template determine the format.
+
+    Attributes:
+        tokenizer: the model's tokenizer, with its chat template.
     """
 
     tokenizer: Tokenizer

@@ -19,11 +19,16 @@ from typing import Any, NamedTuple
 
 
 class ChatPrompt(NamedTuple):
-    """Token ids of a conversation, and the positions at which later prompts may part from it."""
+    """Token ids of a conversation, and the positions at which later prompts may part from it.
+
+    Attributes:
+        token_ids: ids of the whole prompt.
+        branch_positions: numbers of first tokens that a later prompt may share, ascending, in
+            1..len(token_ids). They only advise the prefix cache: a wrong one costs time and changes
+            no token.
+    """
 
     token_ids: list[int]
-    # Numbers of first tokens that a later prompt may share, ascending, in 1..len(token_ids). They
-    # only advise the prefix cache: a wrong one costs time and changes no token.
     branch_positions: tuple[int, ...] = ()
 
 

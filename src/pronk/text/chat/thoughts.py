@@ -14,7 +14,11 @@ from pronk.text.stream import prefix_at_end
 
 @dataclass(frozen=True)
 class Thought:
-    """A streamed part of a model's thoughts: the next characters."""
+    """A streamed part of a model's thoughts: the next characters.
+
+    Attributes:
+        text: the characters.
+    """
 
     text: str
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from pronk.base.errors import GuideError, refuse
 from pronk.text.guide import JSON_DUMPS_STYLE, WHITESPACE_STYLE
+from pronk.text.json_schema.findings import Fault
 from pronk.text.json_schema.finite import is_finite
 from pronk.text.json_schema.references import Path, References, SchemaPart
 from pronk.text.json_schema.translation import (
-    Fault,
     TranslatedSchema,
     parts,
     referenced,

@@ -187,12 +187,19 @@ def is_permissive(expression: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A source of training text, given as ``WHAT=WEIGHT`` on the command line."""
+    """A source of training text, given as ``WHAT=WEIGHT`` on the command line.
 
-    name: str  # name of the source in messages and the model card
-    kind: str  # ``jsonl``, ``text``, ``answers`` or ``python``
-    path: Path | None  # file or folder; for ``python``, a folder of further packages or ``None``
-    weight: float  # share in the mixture, relative to the weights of the other sources
+    Attributes:
+        name: name of the source in messages and the model card.
+        kind: ``jsonl``, ``text``, ``answers`` or ``python``.
+        path: file or folder; for ``python``, a folder of further packages or ``None``.
+        weight: share in the mixture, relative to the weights of the other sources.
+    """
+
+    name: str
+    kind: str
+    path: Path | None
+    weight: float
 
 
 def parse_source(text: str) -> SourceSpec:

@@ -345,8 +345,8 @@ def load_module(
     """Return a frozen module with the dequantized weights of a model folder or GGUF file.
 
     Raises:
-        OptionError: the model scales queries by position, has attention sinks, short convolutions
-            or recurrent layers, which the module does not compute.
+        OptionError: the model scales queries by position, has attention sinks, short convolutions,
+            recurrent layers or attention of different shapes, which the module does not compute.
         CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
     """
     if config.query_growth is not None:
@@ -358,11 +358,13 @@ def load_module(
     for kind, other in (
         ("short convolutions", config.convolution),
         ("recurrent layers", config.recurrent),
+        ("attention of different shapes", config.attention_shapes or None),
     ):
         if other is not None:
             msg = (
-                f"{folder}: expected a model with attention in all layers, found {config.family} "
-                f"with {kind}; train eagle3, or use a drafter without training, such as suffix"
+                f"{folder}: expected a model with equal attention in all layers, found "
+                f"{config.family} with {kind}; train eagle3, or use a drafter without training, "
+                "such as suffix"
             )
             raise OptionError(msg)
     if config.attention_sinks:

@@ -39,7 +39,7 @@ from pronk.models.inventory import Inventory, family_names
 from pronk.models.linear import Linear, Norm, choose_linear
 from pronk.models.loader import parse_dtype, read_config
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import KVSource, Program
+from pronk.models.program import HeadNorms, KVSource, Program
 from pronk.models.tensor_plan import (
     CheckpointTensor,
     DecoderPart,
@@ -123,7 +123,7 @@ class EagleHead(Decoder):
                     program, layer.attention_norm, layer.hidden_norm, norm_before=norm_before
                 )
                 kv = KVSource(index)
-                norms = (layer.q_norm, layer.k_norm)
+                norms = HeadNorms(layer.q_norm, layer.k_norm)
                 program.project(layer.qkv, None, layer.config, kv, norms, source="A")
                 program.attend(layer.config, kv)
                 program.linear(layer.out, source="A", residual=True)

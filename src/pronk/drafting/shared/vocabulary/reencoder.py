@@ -42,19 +42,30 @@ _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 @dataclass(frozen=True)
 class Recoding:
-    """Conversion of tokens from the target's tokenizer to the draft's; used by all requests."""
+    """Conversion of tokens from the target's tokenizer to the draft's; used by all requests.
 
-    texts: Mapping[int, bytes]  # bytes of each target token, by id; special tokens are missing
-    # maps the target's special ids to the draft's; ``None`` if the draft has no such token
+    Attributes:
+        texts: bytes of each target token, by id; special tokens are missing.
+        special_ids: maps the target's special ids to the draft's; ``None`` if the draft has no such
+            token.
+        bos: id of the target's beginning-of-sequence token, if any.
+        target_prefix: where the target's tokenizer adds a space that is not in the text.
+        draft_texts: bytes of each draft token, by id; special tokens are missing.
+        draft_prefix: where the draft's tokenizer adds a space that is not in the text.
+        bos_ids: ids of the special tokens that the draft's tokenizer puts before a text.
+        encoder: the draft's tokenizer, changed to add no space before a text.
+        byte_tokens: maps bytes to the draft's ids of one-byte tokens.
+    """
+
+    texts: Mapping[int, bytes]
     special_ids: Mapping[int, int | None]
-    bos: int | None  # id of the target's beginning-of-sequence token, if any
-    target_prefix: Prefix  # where the target's tokenizer adds a space that is not in the text
-    draft_texts: Mapping[int, bytes]  # bytes of each draft token, by id; special tokens are missing
-    draft_prefix: Prefix  # where the draft's tokenizer adds a space that is not in the text
-    # ids of the special tokens that the draft's tokenizer puts before a text
+    bos: int | None
+    target_prefix: Prefix
+    draft_texts: Mapping[int, bytes]
+    draft_prefix: Prefix
     bos_ids: tuple[int, ...]
-    encoder: Tokenizer  # the draft's tokenizer, changed to add no space before a text
-    byte_tokens: Mapping[int, int]  # maps bytes to the draft's ids of one-byte tokens
+    encoder: Tokenizer
+    byte_tokens: Mapping[int, int]
 
     def target_bytes(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
         """Return the bytes of target tokens, and the byte offset at which each token ends.

@@ -46,13 +46,19 @@ Shape = TypeVar("Shape")
 
 @dataclass(frozen=True)
 class TrainedDrafter:
-    """The folder of a trained drafter, and the content of its ``drafter.json``."""
+    """The folder of a trained drafter, and the content of its ``drafter.json``.
+
+    Attributes:
+        folder: the folder.
+        kind: name of the drafter in the registry, such as ``"medusa"``.
+        shape: sizes of the module: the fields of its dataclass, such as ``MedusaShape``.
+        target_fingerprint: fingerprint of the target that the drafter was trained on.
+    """
 
     folder: Path
-    kind: str  # name of the drafter in the registry, such as ``"medusa"``
-    # Sizes of the module: the fields of its dataclass, such as ``MedusaShape``.
+    kind: str
     shape: Mapping[str, Any]
-    target_fingerprint: Fingerprint  # fingerprint of the target that the drafter was trained on
+    target_fingerprint: Fingerprint
 
     @classmethod
     def read(cls, folder: Path) -> TrainedDrafter:

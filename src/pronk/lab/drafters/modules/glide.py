@@ -26,21 +26,30 @@ from pronk.lab.drafters.modules.files import DrafterWeights
 
 @dataclass(frozen=True)
 class GlideShape:
-    """Sizes of the module that do not follow from the target."""
+    """Sizes of the module that do not follow from the target.
 
-    layers: int = 1  # number of decoder layers
-    hidden: int = 192  # width of the hidden states, divisible by ``2 * heads``
-    heads: int = 6  # query heads of self-attention, divisible by ``kv_heads``
-    kv_heads: int = 2  # key/value heads of self-attention
-    mlp: int = 512  # width of the gated MLP
-    # Number of tokens of a block (L in the paper), for training only. The text is split into
-    # blocks; all tokens of a block see the same part of the target's cache, as all draft tokens of
-    # a step do.
+    Attributes:
+        layers: number of decoder layers.
+        hidden: width of the hidden states, divisible by ``2 * heads``.
+        heads: query heads of self-attention, divisible by ``kv_heads``.
+        kv_heads: key/value heads of self-attention.
+        mlp: width of the gated MLP.
+        block: number of tokens of a block (L in the paper), for training only. The text is split
+            into blocks; all tokens of a block see the same part of the target's cache, as all draft
+            tokens of a step do.
+        cross: whether the layers have cross-attention.
+        cache_layer: number (from 1) of the target's layer that the first draft layer attends to;
+            draft layer i attends to layer ``cache_layer + i - 1``. ``None`` is the paper's choice:
+            the last draft layer attends to the target's last layer.
+    """
+
+    layers: int = 1
+    hidden: int = 192
+    heads: int = 6
+    kv_heads: int = 2
+    mlp: int = 512
     block: int = 5
-    cross: bool = True  # whether the layers have cross-attention
-    # Number (from 1) of the target's layer that the first draft layer attends to; draft layer i
-    # attends to layer ``cache_layer + i - 1``. ``None`` is the paper's choice: the last draft layer
-    # attends to the target's last layer.
+    cross: bool = True
     cache_layer: int | None = None
 
     def __post_init__(self) -> None:
@@ -109,10 +118,10 @@ class GlideShape:
             raise OptionError(msg)
         numbers = tuple(range(first, first + self.layers))
         for number in numbers:
-            if not target.has_attention(number - 1):
-                kind = "recurrence" if target.recurrent_of(number - 1) else "short convolution"
+            if not target.stores_keys(number - 1):
+                kind = _kind_without_keys(target, number - 1)
                 msg = (
-                    f"cache-layer: expected target layers with attention, found a {kind} in layer "
+                    f"cache-layer: expected target layers with attention, found {kind} in layer "
                     f"{number}"
                 )
                 raise OptionError(msg)
@@ -133,6 +142,15 @@ class GlideShape:
         return replace(config, bos_id=target.bos_id)
 
 
+def _kind_without_keys(target: ModelConfig, layer: int) -> str:
+    """Return what a layer (from 0) of the target has in place of keys of its own, in words."""
+    if target.recurrent_of(layer):
+        return "a recurrence"
+    if target.convolution_of(layer):
+        return "a short convolution"
+    return "the keys of another layer"
+
+
 class _CrossAttention(Attention):
     """Attention to the keys and values of layer ``layer`` (from 0) of the target."""
 
@@ -144,9 +162,10 @@ class _CrossAttention(Attention):
         weights: DrafterWeights,
         name: str,
     ) -> None:
-        queries = replace(config, num_heads=target.num_heads, head_dim=target.head_dim)
+        head_dim = target.shape_of(layer).head_dim
+        queries = replace(config, num_heads=target.num_heads, head_dim=head_dim)
         super().__init__(queries, reads=KVSource(layer, cache=1))
-        size = target.num_heads * target.head_dim
+        size = target.num_heads * head_dim
         self.attention_norm = weights.norm(f"{name}.cross_norm", config, config.hidden_size)
         self.qkv = weights.linear(
             f"{name}.cross_query", size, config.hidden_size, self.layout("qkv")

@@ -43,14 +43,23 @@ _MAX_HEADS = 63
 
 @dataclass(frozen=True)
 class HeadsShape:
-    """Sizes of the heads that do not follow from the target."""
+    """Sizes of the heads that do not follow from the target.
 
-    num_heads: int  # number of heads, 1..63; the first head predicts the token after the next
-    layer: int  # number (from 1) of the target's layer whose output the heads read
-    mlp: int = 1  # width of a transformer head's feed-forward network
-    kind: str = "transformer"  # type of each head's layer, one of ``HEAD_LAYERS``
-    order: str = "parallel"  # what a head reads, one of ``HEAD_ORDERS`` (module docstring)
-    # ``"shared"``: all heads use the target's unembedding; ``"replicated"``: each has a copy.
+    Attributes:
+        num_heads: number of heads, 1..63; the first head predicts the token after the next.
+        layer: number (from 1) of the target's layer whose output the heads read.
+        mlp: width of a transformer head's feed-forward network.
+        kind: type of each head's layer, one of ``HEAD_LAYERS``.
+        order: what a head reads, one of ``HEAD_ORDERS`` (module docstring).
+        unembeddings: ``"shared"``: all heads use the target's unembedding; ``"replicated"``: each
+            has a copy.
+    """
+
+    num_heads: int
+    layer: int
+    mlp: int = 1
+    kind: str = "transformer"
+    order: str = "parallel"
     unembeddings: str = "shared"
 
     def __post_init__(self) -> None:
@@ -142,16 +151,22 @@ class MultiTokenHeads:
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Sizes of Medusa heads, and the tree of their tokens."""
+    """Sizes of Medusa heads, and the tree of their tokens.
 
-    num_heads: int = 4  # number of heads, 1..16
-    blocks: int = 2  # number of residual blocks of a head, 1..8
-    # ``"shared"``: all heads use the target's unembedding; ``"replicated"``: each has a copy.
+    Attributes:
+        num_heads: number of heads, 1..16.
+        blocks: number of residual blocks of a head, 1..8.
+        unembeddings: ``"shared"``: all heads use the target's unembedding; ``"replicated"``: each
+            has a copy.
+        tree: paths of ranks (``rank_tree``), parents first; empty during training.
+        accuracies: ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's
+            token of this rank is the target's likeliest token; empty during training.
+    """
+
+    num_heads: int = 4
+    blocks: int = 2
     unembeddings: str = "shared"
-    # Paths of ranks (``rank_tree``), parents first; empty during training.
     tree: tuple[tuple[int, ...], ...] = ()
-    # ``accuracies[head][rank]``: fraction of positions, 0..1, at which the head's token of this
-    # rank is the target's likeliest token; empty during training.
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:

@@ -29,13 +29,19 @@ _DEFAULT_EXIT = 1 / 8
 
 @dataclass(frozen=True)
 class KangarooShape:
-    """Sizes of an adapter that do not follow from the target."""
+    """Sizes of an adapter that do not follow from the target.
 
-    # Number (from 1) of the target's layer whose output the adapter reads; not the last layer.
+    Attributes:
+        exit_layer: number (from 1) of the target's layer whose output the adapter reads; not the
+            last layer.
+        adapter: kind of adapter, one of ``ADAPTERS``.
+        heads: number of attention heads, each of the target's head size.
+        mlp: hidden neurons of the feed-forward network, only for the kind ``transformer``.
+    """
+
     exit_layer: int
-    adapter: str = "attention"  # kind of adapter, one of ``ADAPTERS``
-    heads: int = 1  # number of attention heads, each of the target's head size
-    # Hidden neurons of the feed-forward network, only for the kind ``transformer``.
+    adapter: str = "attention"
+    heads: int = 1
     mlp: int = 1
 
     def __post_init__(self) -> None:
