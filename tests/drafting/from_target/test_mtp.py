@@ -246,6 +246,24 @@ def test_weights_of_other_precision(dtype: str, target: str, block: str, files: 
     assert total(requests, "accepted") > 0.2 * total(requests, "generated_tokens")
 
 
+@pytest.mark.parametrize("fused", ["block", "model"])
+def test_experts_of_block_and_model_may_be_stored_differently(
+    fused: str, files: Files, tmp_path: Path
+) -> None:
+    """One has a tensor for each expert, the other one for all experts."""
+    folder = files.folder("qwen3_5_moe_text")
+    if fused == "model":
+        path = publish(folder, tmp_path / "model", fused_mtp=False)
+    else:
+        path = Path(shutil.copytree(folder, tmp_path / "model"))
+        restore_block(path, publish(folder, tmp_path / "published"), "mtp.")
+    engine = open_model(path)
+    drafter = bind(engine)
+    (request,) = decode(engine, drafter, PROMPTS[:1])
+    oracle = MtpOracle(folder)
+    assert sum(check_drafts(oracle, request, asked) for asked in drafter.of(request)[::4]) > 5
+
+
 def test_a_preempted_request_and_samples(files: Files) -> None:
     engine = open_model(files.folder(**RIGHT), max_batch=2, share_prefixes=True)
     drafter = bind(engine)
@@ -328,11 +346,22 @@ def test_a_trimmed_head_drafts_its_tokens_only(form: str, shape: str, files: Fil
 def test_rows_of_a_trimmed_head_are_those_of_the_target(files: Files) -> None:
     """Logits of the tokens that are left have the same bits."""
     engine = open_model(files.model("gguf", **RIGHT))
-    head = head_of(bind(engine, "mtp(draft_vocab=77)"))
+    drafter = bind(engine)
+    head = head_of(drafter)
     dice = np.random.default_rng(0)
     rows = dice.standard_normal((5, head.head.in_features)).astype(np.float32)
     expected = engine.target.decoder.head.logits(rows)
-    assert np.array_equal(head.head.logits(rows), expected[:, head.draft_ids])
+    for tokens in (
+        np.arange(200),
+        np.array([3, 17, 18, 99, 150, 299]),
+    ):  # the second after the first
+        head.trim(tokens)
+        kept = tokens[tokens < 200]
+        assert head.draft_ids.tolist() == kept.tolist()
+        assert np.array_equal(head.head.logits(rows), expected[:, kept])
+    requests = decode(engine, drafter, PROMPTS, temperature=0.8)
+    assert drafted_tokens(drafter, requests) <= {3, 17, 18, 99, 150}
+    assert total(requests, "drafted") > 0
 
 
 @pytest.mark.parametrize("shape", SHAPES)
