@@ -218,7 +218,6 @@ class KernelProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
     ) -> None:
         if isinstance(linear, StackedLinear):
             assert norm is not None or source != "stream", "expected an input"
@@ -232,7 +231,6 @@ class KernelProgram(Program):
         op = self._linear(linear, norm, activation, source, to, output)
         op.residual = int(residual)
         op.wanted = int(only_logits_rows)
-        op.layer_input = 0 if layer_input is None else layer_input + 1
 
     def _linear(
         self,
@@ -244,7 +242,8 @@ class KernelProgram(Program):
         output: OutputRange | None,
     ) -> COp:
         op = self._append(_LINEAR)
-        op.scale, op.cap = output or output_range(linear)
+        op.scale, op.cap, layer_input = output or output_range(linear)
+        op.layer_input = 0 if layer_input is None else layer_input + 1
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
         op.activation = _ACTIVATIONS[activation]

@@ -257,9 +257,8 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
     ) -> None:
-        factor, limit = output or output_range(linear)
+        factor, limit, layer_input = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
         activate = ACTIVATIONS[activation]
