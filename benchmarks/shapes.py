@@ -245,7 +245,95 @@ class GatedDelta(Dense):
         return 4 * (self.layers - self.attention_layers) * (state + inputs)
 
 
+@dataclass(frozen=True)
+class Gemma4(Dense):
+    """Gemma 4 E2B: heads of two sizes, embeddings of single layers, layers without keys.
+
+    ``head_dim`` and ``width`` are those of layers with a window and of layers with keys.
+    """
+
+    full_dim: int = 512
+    interval: int = 5  # every fifth layer has full attention
+    shared: int = 20  # number of layers without keys, which have MLPs twice as wide
+    input_size: int = 256
+    window: int = 512
+
+    arch = "gemma4"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        layers = range(self.layers)
+        return super().keys() | {
+            "attention.key_length": self.full_dim,
+            "attention.value_length": self.full_dim,
+            "attention.key_length_swa": self.head_dim,
+            "attention.value_length_swa": self.head_dim,
+            "attention.sliding_window": self.window,
+            "attention.sliding_window_pattern": [not self.is_full(layer) for layer in layers],
+            "attention.shared_kv_layers": self.shared,
+            "embedding_length_per_layer_input": self.input_size,
+            "feed_forward_length": [self.width_of(layer) for layer in layers],
+            "rope.freq_base_swa": 1e4,
+            "rope.dimension_count": self.full_dim,
+            "rope.dimension_count_swa": self.head_dim,
+            "final_logit_softcapping": 30.0,
+        }
+
+    def is_full(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has full attention."""
+        return layer % self.interval == self.interval - 1
+
+    def has_keys(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has keys of its own."""
+        return layer < self.layers - self.shared
+
+    def width_of(self, layer: int) -> int:
+        """Return the width of the MLP of a layer (from 0)."""
+        return self.width if self.has_keys(layer) else 2 * self.width
+
+    def dim_of(self, layer: int) -> int:
+        """Return the size of the heads of a layer (from 0)."""
+        return self.full_dim if self.is_full(layer) else self.head_dim
+
+    def tensors(self, vocab: int) -> Iterator[Tensor]:
+        """Yield all tensors in the order of the file."""
+        yield from super().tensors(vocab)
+        width = self.layers * self.input_size
+        yield matrix("per_layer_token_embd", vocab, width)
+        yield matrix("per_layer_model_proj", width, self.hidden)
+        yield gains("per_layer_proj_norm", self.input_size)
+        yield gains("rope_freqs", self.full_dim // 2)
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        dim = self.dim_of(layer)
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"):
+            yield gains(f"{blk}{name}", self.hidden)
+        yield matrix(f"{blk}attn_q", self.heads * dim, self.hidden)
+        yield gains(f"{blk}attn_q_norm", dim)
+        if self.has_keys(layer):
+            yield matrix(f"{blk}attn_k", self.kv_heads * dim, self.hidden)
+            yield matrix(f"{blk}attn_v", self.kv_heads * dim, self.hidden)
+            yield gains(f"{blk}attn_k_norm", dim)
+        yield matrix(f"{blk}attn_output", self.hidden, self.heads * dim)
+        width = self.width_of(layer)
+        yield matrix(f"{blk}ffn_gate", width, self.hidden)
+        yield matrix(f"{blk}ffn_up", width, self.hidden)
+        yield matrix(f"{blk}ffn_down", self.hidden, width)
+        yield matrix(f"{blk}inp_gate", self.input_size, self.hidden)
+        yield matrix(f"{blk}proj", self.hidden, self.input_size)
+        yield gains(f"{blk}layer_output_scale", 1)
+
+    def attention_sizes(self) -> tuple[float, float]:
+        """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
+        dims = [self.dim_of(layer) for layer in range(self.layers)]
+        queries = self.heads * sum(dims)
+        keys = self.kv_heads * sum(dims[: self.layers - self.shared])
+        return queries / self.layers, keys / self.layers
+
+
 SHAPES: dict[str, Dense] = {
+    "gemma4-e2b": Gemma4(1536, 35, 8, 1, 256, 6144),
     "qwen3.5-0.8b": GatedDelta(1024, 24, 8, 2, 256, 3584),
     "qwen3.5-4b": GatedDelta(2560, 32, 16, 4, 256, 9216, value_heads=32),
 }

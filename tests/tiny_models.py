@@ -593,20 +593,21 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
+    values = _numbers(cache._value_layout, cache.values[layer], slots)
     if cache.config.has_values_in_keys:
-        rows = _numbers(cache._value_layout, cache.values[layer], slots)
-        return rows, rows[..., : cache.config.value_dim]
-    # Without keys, ``_layouts_and_pools`` leaves the pool out.
-    pools = cache._layouts_and_pools()
-    layouts = (layout for layout, pool in pools if pool is cache.keys[layer])
-    key_layout = next(layouts, cache._key_layout)
-    return _numbers(key_layout, cache.keys[layer], slots), _numbers(
-        cache._value_layout, cache.values[layer], slots
+        return values, values[..., : cache.config.value_dim]
+    if not len(cache.keys[layer]):
+        return values, values
+    key_layout = next(
+        layout for layout, pool in cache._layouts_and_pools() if pool is cache.keys[layer]
     )
+    return _numbers(key_layout, cache.keys[layer], slots), values
 
 
 def _numbers(layout: PoolLayout, pool: Array, slots: Array) -> Array:
     """Return the numbers ``[kv_heads, tokens, head_dim]`` in some slots of a pool."""
+    if not len(pool):
+        return np.empty((0, len(slots), 0), np.float32)
     parts = [part[:, slots // layout.panel, :, slots % layout.panel] for part in layout.parts(pool)]
     first, *scales = (
         np.swapaxes(part.reshape(*part.shape[:2], part.shape[2] * part.shape[3]), 0, 1)

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint
+from models.test_loader import load
+from pronk.models.loader import read_config
 from recurrent_models import write_gguf
+from tiny_models import kernels, text_logits
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 SIZES: dict[str, Any] = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64}
@@ -45,6 +49,22 @@ def test_the_dense_model_has_as_many_products(name: str, monkeypatch: pytest.Mon
     dense = shapes.dense_like(shape)
     assert abs(dense.products() / shape.products() - 1.0) < 0.03
     assert dense.attention_sizes() == shape.attention_sizes()
+
+
+def test_a_file_of_gemma4(
+    shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = shapes.Gemma4(
+        **SIZES | {"kv_heads": 1}, width=256, full_dim=128, interval=2, shared=2, window=16
+    )
+    monkeypatch.setattr(shapes, "SHAPES", {"small": small})
+    run(shapes, monkeypatch, "write", "small", str(tmp_path), "--tokenizer", str(tokenizer))
+    config = read_config(tmp_path / "small.gguf")
+    assert [each.reads for each in config.attention_shapes] == [None, None, 0, 1]
+    assert [each.head_dim for each in config.attention_shapes] == [64, 128] * 2
+    assert config.intermediate_sizes == (256, 256, 512, 512)
+    logits = text_logits(load(tmp_path / "small.gguf", kernels=kernels()), [3, 4, 5])
+    assert np.isfinite(logits).all()
 
 
 def test_files_do_not_depend_on_the_run(

@@ -424,6 +424,12 @@ class ModelConfig:
         """Return whether a layer (from 0) has keys and values of its own in the cache."""
         return self.has_attention(layer) and self.shape_of(layer).reads is None
 
+    @cached_property
+    def num_storing_layers(self) -> int:
+        """Number of layers up to the last one that stores anything in the cache or in states."""
+        shared = [self.shape_of(layer).reads is not None for layer in range(self.num_layers)]
+        return max(layer + 1 for layer, reads in enumerate(shared) if not reads)
+
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).
 

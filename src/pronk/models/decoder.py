@@ -12,12 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array
 from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.models.backend import Backend
@@ -264,6 +265,18 @@ class Decoder:
         for name in path.split(".") if path else ():
             found = found[int(name)] if name.isdigit() else getattr(found, name)
         return found
+
+    @cached_property
+    def has_uniform_activations(self) -> bool:
+        """Whether programs of some layers round activations like a program of all layers.
+
+        Activations are bfloat16 between the operations of a program if all its weights are, which
+        is certain for each part of the model if all weights have one data type. Routers do not
+        count.
+        """
+        exact = {id(layer.router) for layer in self.layers}
+        formats = {each.packed.format for each in self.linears() if id(each) not in exact}
+        return str(BFLOAT16) not in formats or formats == {str(BFLOAT16)}
 
     def linears(self) -> Iterator[Linear]:
         """Yield all linear layers, the LM head first; stacked matrices come one by one.

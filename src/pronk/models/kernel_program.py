@@ -245,7 +245,6 @@ class KernelProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
         columns: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(linear, StackedLinear):
@@ -260,7 +259,6 @@ class KernelProgram(Program):
         op = self._linear(linear, norm, activation, source, to, output)
         op.residual = int(residual)
         op.wanted = int(only_logits_rows)
-        op.layer_input = 0 if layer_input is None else layer_input + 1
         op.first_column, op.columns = columns or (0, 0)
 
     def _linear(
@@ -273,7 +271,8 @@ class KernelProgram(Program):
         output: OutputRange | None,
     ) -> COp:
         op = self._append(_LINEAR)
-        op.scale, op.cap = output or output_range(linear)
+        op.scale, op.cap, layer_input = output or output_range(linear)
+        op.layer_input = 0 if layer_input is None else layer_input + 1
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
         op.activation = _ACTIVATIONS[activation]

@@ -102,10 +102,12 @@ from pronk.models.forward_batch import ForwardBatch
 
 
 class OutputRange(NamedTuple):
-    """Scale and soft cap of a linear layer's outputs."""
+    """Factors and soft cap of a linear layer's outputs."""
 
     scale: float = 1.0
     cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
+    # Layer (from 0) whose inputs the activated outputs are multiplied by; ``None``: none.
+    layer_input: int | None = None
 
 
 class HeadNorms(NamedTuple):
@@ -268,7 +270,9 @@ class Program(ABC):
 
         ``index`` is the number (from 0) of the layer.
         """
-        self.linear(layer.input_gate, activation=layer.config.activation, to="A", layer_input=index)
+        factors = OutputRange(layer_input=index)
+        activation = layer.config.activation
+        self.linear(layer.input_gate, activation=activation, to="A", output=factors)
         self.linear(layer.input_projection, source="A", to="B")
         self.norm(layer.input_norm, source="B", residual=True)
 
@@ -424,7 +428,6 @@ class Program(ABC):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
         columns: tuple[int, int] | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
@@ -435,10 +438,10 @@ class Program(ABC):
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
         :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
-        · up``. With ``layer_input=i``, the activated outputs are multiplied by the inputs of layer
-        ``i`` (from 0). ``scale`` and the soft cap are those of ``output``, by default those of
-        ``linear``. With ``columns=(i, n)``, the rows of ``to``, buffer ``A`` or ``B``, have ``n``
-        elements, of which those from ``i`` on are written.
+        · up``. ``scale``, the soft cap and the inputs of a layer that the activated outputs are
+        multiplied by are those of ``output``, by default scale and cap of ``linear``. With
+        ``columns=(i, n)``, the rows of ``to``, buffer ``A`` or ``B``, have ``n`` elements, of which
+        those from ``i`` on are written.
         """
 
     @abstractmethod

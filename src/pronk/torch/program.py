@@ -263,11 +263,10 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
         columns: tuple[int, int] | None = None,
     ) -> None:
         assert columns is None, "expected no latent attention"
-        factor, limit = output or output_range(linear)
+        factor, limit, layer_input = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
         activate = ACTIVATIONS[activation]
