@@ -129,6 +129,40 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": _COMMON,
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
     "phi3": _COMMON,
+    "qwen2_moe": _COMMON
+    | {
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    },
+    "glm4": _COMMON | {"head_dim": 16, "rms_norm_eps": 1e-5},
+    "glm4_moe": _COMMON
+    | {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.8,
+    },
+    "lfm2_moe": _COMMON
+    | {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.3,
+    },
+    "lfm3": _COMMON
+    | {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+    },
     "lfm2": _COMMON | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
     "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {
@@ -245,6 +279,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.normal_(0.0, 0.3, generator=generator)
         else:
             parameter.uniform_(0.5, 1.5, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            buffer.normal_(0.0, 0.2, generator=generator)
 
 
 def transformers_logits(

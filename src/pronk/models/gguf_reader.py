@@ -99,6 +99,12 @@ class GgufReader:
         """Return the value of a key, an integer from 1 to ``maximum``; ``default`` if absent."""
         return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
+    def num_layers(self) -> int:
+        """Return the number of layers without MTP heads, which ``block_count`` counts, too."""
+        heads = self.get("nextn_predict_layers", 0)
+        count = self.integer("block_count") - heads if isinstance(heads, int) else None
+        return check_integer(self.label("block_count"), count, 1, error=ConfigError)
+
     def per_layer(self, key: str, num_layers: int) -> list[int]:
         """Return the value of a key for each layer: integers from 0, equal except where they are 0.
 

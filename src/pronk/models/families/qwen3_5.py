@@ -14,8 +14,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pronk.base.checks import check_integer
-from pronk.base.errors import ConfigError
 from pronk.checkpoint.config import (
     MAX_HEAD_DIM,
     MAX_TAPS,
@@ -139,13 +137,7 @@ def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
 def _parse_next_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
     # Positions of images; a GGUF file has sections that are 0 for a text model.
     keys.used.add("rope.dimension_sections")
-    heads = keys.get("nextn_predict_layers", 0)
-    num_layers = check_integer(
-        keys.label("block_count"),
-        config.num_layers - heads if isinstance(heads, int) else None,
-        1,
-        error=ConfigError,
-    )
+    num_layers = keys.num_layers()
     layers = _recurrent_layers_gguf(keys, num_layers)
     # Whether there are biases shows in the layers with attention, which the first layer lacks.
     names = [f"blk.{layer}" for layer in range(num_layers) if not layers[layer]]

@@ -36,14 +36,9 @@ FAMILIES = (
         _USE_MIXTURE,
     ),
     *_refuse(
-        "dots1 glm4_moe minimax_m2 qwen2_moe",
+        "dots1 minimax_m2",
         "these mixtures of experts are not supported",
         _USE_MIXTURE,
-    ),
-    *_refuse(
-        "lfm2_moe",
-        "short convolutions with mixtures of experts are not supported",
-        "use a dense LFM2",
     ),
     *_refuse(
         "lfm2_vl",
