@@ -191,6 +191,9 @@ class TorchProgram(Program):
     def recur(self, layer: Any, index: int) -> None:
         raise NotImplementedError
 
+    def group_norm(self, norm: Any, groups: int) -> None:
+        raise NotImplementedError
+
     def gate(self, target: str, gates: str, width: int) -> None:
         del width  # the buffers have no padding
 
