@@ -123,10 +123,12 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
       a router whose scores are corrected for the choice.
     - ``convolutions``: a short convolution in all layers but the second.
 
-    - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
+    - ``recurrent``: Gated DeltaNet in all layers but the second, which has gated attention.
+    - ``mamba``: Mamba 2 in all layers but the second, which has attention.
+    - ``parallel``: Mamba 2 without a norm beside attention in all layers but the second.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
-    nor ``recurrent``.
+    nor recurrences.
     """
     ropes: tuple[RopeConfig | None, ...]
     if name == "gemma":
@@ -182,6 +184,22 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
             layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
         )
         return {"recurrent": recurrent, "gated_attention": True}
+    if name in ("mamba", "parallel"):
+        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
+        is_parallel = name == "parallel"
+        recurrent = RecurrentConfig(
+            layers_with,
+            key_heads=2,
+            value_heads=4,
+            key_dim=8,
+            value_dim=24,
+            taps=4,
+            rule="mamba2",
+            norm="none" if is_parallel else "after_gate",
+            filter_bias=True,
+            parallel=is_parallel,
+        )
+        return {"recurrent": recurrent}
     return {"query_growth": (0.3, 32)} if name == "growth" else {}
 
 
@@ -257,16 +275,14 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
         for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
             setattr(layer, name, norm(getattr(own, name)))
         if config.recurrent_of(index) is not None:
-            set_linears(layer, own, linear, "up", "down")
             add_recurrence(layer, linear, own.out.weight)
-            continue
-        if config.convolution_of(index) is None:
-            set_linears(layer, own, linear, "qkv", "out", "up", "down")
+        if config.convolution_of(index) is not None:
+            add_convolution(layer, linear, own.out.weight)
+        if config.has_attention(index):
+            set_linears(layer, own, linear, "qkv", "out")
             if config.gated_attention:
                 add_attention_gate(layer, linear, own.out.weight)
-            continue
         set_linears(layer, own, linear, "up", "down")
-        add_convolution(layer, linear, own.out.weight)
     return decoder
 
 
@@ -353,13 +369,20 @@ def add_recurrence(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> N
     layer.mixer_in = StackedLinear(
         [project("mixer_in", config.num_channels), project("mixer_in", config.num_outputs)]
     )
-    layer.mixer_gates = project("mixer_gates", 2 * config.value_heads)
+    layer.mixer_gates = project("mixer_gates", config.num_scalars)
     layer.filter = draw(config.num_channels, 1, config.taps, scale=0.7)
     layer.decay_rate = -np.exp(dice.uniform(-0.5, 2.0, config.value_heads)).astype(np.float32)
     layer.decay_bias = draw(config.value_heads, scale=0.5).astype(np.float32)
-    layer.mixer_norm = Norm.of(layer.config, 1 + draw(config.value_dim, scale=0.2))
     outputs = config.num_outputs
-    layer.out = linear(draw(hidden, outputs, scale=outputs**-0.5), None, layer.layout("out"))
+    if config.norm != "none":
+        size = config.value_dim if config.norm == "before_gate" else outputs
+        layer.mixer_norm = Norm.of(layer.config, 1 + draw(size, scale=0.2))
+    if config.filter_bias:
+        layer.filter_bias = draw(config.num_channels, scale=0.3)
+    if config.rule == "mamba2":
+        layer.skip = draw(config.value_heads, scale=1.0)
+    weight = draw(hidden, outputs, scale=outputs**-0.5)
+    layer.mixer_out = linear(weight, None, layer.layout("mixer_out"))
 
 
 def add_attention_gate(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:

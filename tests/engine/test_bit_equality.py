@@ -76,6 +76,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_dim": 10,
     },
     "recurrent": {"special": "recurrent", "windows": (None, None, None)},
+    "mamba": {"special": "mamba", "windows": (None, None, None)},
+    "parallel": {"special": "parallel", "windows": (None, None, None)},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -217,7 +219,7 @@ class Texts:
         layers = [
             index
             for index, layer in enumerate(self.runner.decoder.layers)
-            if layer.reads is None and layer.recurrent is None
+            if layer.reads is None and (layer.recurrent is None or layer.recurrent.parallel)
         ]
         return [each for layer in layers for each in read_kv(self.cache, layer, block_table)]
 
@@ -635,7 +637,7 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
 @EACH
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
-    if variant.startswith(("convolutions", "recurrent")):
+    if variant.startswith(("convolutions", "recurrent", "mamba", "parallel")):
         pytest.skip(
             "the oracle has attention only; tests/models/test_logits.py compares transformers"
         )

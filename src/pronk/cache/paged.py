@@ -84,8 +84,8 @@ class PagedCache:
         dtype: data type of the model, of states and of saved layer outputs.
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
-        values: one array per layer, empty for a layer with a short convolution. For a recurrent
-            layer, ``keys`` is empty, too; its states are in ``states``.
+        values: one array per layer, empty for a layer without attention. Then ``keys`` is empty,
+            too, unless the layer has a short convolution.
         features: arrays ``[1, slots, width]`` of saved features.
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.
@@ -158,15 +158,12 @@ class PagedCache:
         key_shape = self._key_layout.shape(self.num_slots, config.head_dim)
         value_shape = self._value_layout.shape(self.num_slots, config.head_dim)
         for layer in range(config.num_layers):
-            if config.recurrent_of(layer):
-                keys = self._new_pool(0, key_shape, self.kv_dtype)
-                values = self._new_pool(0, value_shape, self.kv_dtype)
-            elif config.convolution_of(layer):
+            num_heads = config.num_kv_heads if config.has_attention(layer) else 0
+            if config.convolution_of(layer):
                 keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
-                values = self._new_pool(0, value_shape, self.kv_dtype)
             else:
-                keys = self._new_pool(config.num_kv_heads, key_shape, self.kv_dtype)
-                values = self._new_pool(config.num_kv_heads, value_shape, self.kv_dtype)
+                keys = self._new_pool(num_heads, key_shape, self.kv_dtype)
+            values = self._new_pool(num_heads, value_shape, self.kv_dtype)
             self.keys.append(keys)
             self.values.append(values)
         for feature in features:

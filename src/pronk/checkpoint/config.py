@@ -120,20 +120,42 @@ class ConvolutionConfig:
     bias: bool = False
 
 
+# How a recurrent layer updates its state, and which of its outputs a norm spans.
+RecurrentRule = Literal["gated_delta", "mamba2"]
+RecurrentNorm = Literal["before_gate", "after_gate", "none"]
+
+
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """Recurrent layers, which some layers have in place of attention: Gated DeltaNet.
+    """Recurrent layers, which some layers have in place of attention or beside it.
 
     The layer projects a row to the inputs of a causal convolution over time, with SiLU, whose
     outputs are queries, keys and values. Each value head has a state ``S``, a matrix ``[key_dim,
-    value_dim]`` in float32 that holds what it keeps of the text. With the L2-normalized key ``k``
-    and query ``q``, the value ``v``, and two numbers of the row, the decay ``g <= 0`` and ``beta``
-    in 0..1, a token updates it and reads its output ``o`` (Yang et al. 2024, *Gated Delta
-    Networks*, equation 10)::
+    value_dim]`` in float32 that holds what it keeps of the text. A token updates it and reads its
+    output ``o``, by the query ``q``, the key ``k`` and the value ``v``. There are two rules.
+
+    ``"gated_delta"`` is Gated DeltaNet (Yang et al. 2024, *Gated Delta Networks*, equation 10).
+    Queries and keys have length 1, and queries are divided by ``sqrt(key_dim)``. For each value
+    head, a row has two scalars: ``beta`` is the sigmoid of the first, and the decay ``g <= 0``
+    is ``decay_rate * softplus(second + decay_bias)``::
 
         S = exp(g) S
         S = S + k (beta (v - S^T k))^T
         o = S^T q
+
+    ``"mamba2"`` is Mamba 2 (Dao and Gu 2024, *Transformers are SSMs*, section 7), which calls the
+    query ``C``, the key ``B``, the value ``x``, a value head a head and a key head a group. For
+    each value head, a row has one scalar: ``dt`` is ``softplus(scalar + decay_bias)``, and the
+    decay ``g`` is ``decay_rate * dt``::
+
+        S = exp(g) S + k (dt v)^T
+        o = S^T q + skip * v
+
+    ``dt`` has no limits. Limits that some configs state are applied by transformers to prompts and
+    not to single tokens, and by llama.cpp nowhere.
+
+    The outputs are multiplied by the SiLU of gates, a projection of the row, and projected to the
+    hidden size.
 
     Attributes:
         layers: for each layer, whether it is recurrent; the other layers have attention.
@@ -144,6 +166,13 @@ class RecurrentConfig:
         taps: number of tokens in a sum of the convolution, the row's token included.
         tiled_heads: whether value head ``i`` uses key head ``i % key_heads``, the order of GGUF
             files of Qwen3.5; otherwise it uses ``i // (value_heads / key_heads)``.
+        rule: how a token updates the state.
+        norm: RMSNorm of the outputs. ``"before_gate"``: of each value head, with one weight for
+            all heads. ``"after_gate"``: of all value heads of a key head together, after the
+            gates, with a weight for each output.
+        filter_bias: whether the convolution has a bias.
+        parallel: whether recurrent layers also have attention, of the same input; the outputs of
+            both are added.
     """
 
     layers: tuple[bool, ...]
@@ -153,6 +182,10 @@ class RecurrentConfig:
     value_dim: int
     taps: int
     tiled_heads: bool = False
+    rule: RecurrentRule = "gated_delta"
+    norm: RecurrentNorm = "before_gate"
+    filter_bias: bool = False
+    parallel: bool = False
 
     @property
     def num_channels(self) -> int:
@@ -163,6 +196,11 @@ class RecurrentConfig:
     def num_outputs(self) -> int:
         """Number of outputs of all value heads."""
         return self.value_heads * self.value_dim
+
+    @property
+    def num_scalars(self) -> int:
+        """Number of scalars of a row: for each value head beta and the decay, or ``dt``."""
+        return self.value_heads * (2 if self.rule == "gated_delta" else 1)
 
 
 @dataclass(frozen=True)
@@ -178,7 +216,7 @@ class ModelConfig:
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
         mixture: mixtures of experts in place of MLPs; ``None``: no layer has one.
         convolution: short convolutions in place of attention; ``None``: no layer has one.
-        recurrent: recurrent layers in place of attention; ``None``: no layer has one.
+        recurrent: recurrent layers in place of attention or beside it; ``None``: no layer has one.
         gated_attention: whether the outputs of attention are multiplied by the sigmoid of a
             projection of the row, one gate per output.
         head_gates: whether the outputs of each head of attention are multiplied by the sigmoid of
@@ -316,7 +354,9 @@ class ModelConfig:
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer (from 0) has attention, and so keys and values in the cache."""
-        return self.convolution_of(layer) is None and self.recurrent_of(layer) is None
+        recurrent = self.recurrent_of(layer)
+        has_branch = recurrent is None or recurrent.parallel
+        return has_branch and self.convolution_of(layer) is None
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).

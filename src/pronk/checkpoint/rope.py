@@ -3,8 +3,8 @@
 A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn*
 (Peng et al. 2023), *llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each
 frequency), or *longrope* (Ding et al. 2024). *proportional* rotates the pairs of a head with the
-highest frequencies only, and is read as *factors*. *longrope* has two lists of divisors, for short and
-for long texts, of which :meth:`RopeConfig.for_context` chooses one.
+highest frequencies only, and is read as *factors*. *longrope* has two lists of divisors, for short
+and for long texts, of which :meth:`RopeConfig.for_context` chooses one.
 
 The rotation of a token depends on its position alone, so the keys of a prompt are the same if it is
 split into chunks. With *dynamic* scaling the rotation also depends on a text length. All tokens of

@@ -76,20 +76,24 @@ class Layer(Attention):
 
     With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the
     layer has a short convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of
-    attention.
+    attention. With ``recurrent``, it has a recurrence in place of attention, or both
+    (:class:`~pronk.checkpoint.config.RecurrentConfig`).
     """
 
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
     # weights of a convolution, ``[hidden or num_channels, …, taps]``, the oldest token first
     filter: Array
-    filter_bias: Array | None = None  # ``[hidden]``
-    # Projections of a recurrent layer: the inputs of the convolution, then the gates of the
-    # outputs; and for each value head beta, then the decay.
+    filter_bias: Array | None = None  # ``[hidden or num_channels]``
+    # Projections of a recurrence: the inputs of the convolution, then the gates of the outputs; the
+    # scalars of a row, ``[num_scalars]``; and from the outputs to the hidden size.
     mixer_in: Linear | StackedLinear
     mixer_gates: Linear
+    mixer_out: Linear
     decay_rate: Array  # ``[value_heads]``, negative: factor of the softplus of the decay
     decay_bias: Array  # ``[value_heads]``: added to the decay before the softplus
-    mixer_norm: Norm  # norm of a value head's outputs, ``[value_dim]``
+    skip: Array | None = None  # ``[value_heads]``: factor of values that are added to the outputs
+    # Norm of the outputs, ``[value_dim]`` before the gates or ``[num_outputs]`` after them.
+    mixer_norm: Norm | None = None
     mlp_norm: Norm | None = None
     router: Linear | None = None
     correction: Array | None = None  # ``[experts]``: added to the router's scores for the choice
@@ -119,7 +123,9 @@ class Layer(Attention):
 
         ``index`` is its layer number (from 0) in the KV cache.
         """
-        if self.recurrent is not None:
+        if self.recurrent is not None and self.recurrent.parallel:
+            program.parallel(self, index)
+        elif self.recurrent is not None:
             program.recurrence(self, index)
         elif self.gates is not None:
             program.convolution(self, index)

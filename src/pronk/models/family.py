@@ -73,6 +73,16 @@ FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
     "experts.up": ("mlp.experts.gate_up_proj",),
     "experts.down": ("mlp.experts.down_proj",),
 }
+# Names of the tensors of Mamba 2 in checkpoints of hybrid models.
+MAMBA_LAYER: dict[str, tuple[str, ...]] = {
+    "mixer_in": ("mamba.in_proj",),
+    "mixer_filter": ("mamba.conv1d",),
+    "decay_rate": ("mamba.A_log",),
+    "decay_bias": ("mamba.dt_bias",),
+    "skip": ("mamba.D",),
+    "mixer_norm": ("mamba.norm",),
+    "mixer_out": ("mamba.out_proj",),
+}
 LLAMA_NAMES = TensorNames(
     prefix="model.",
     layers="layers",
@@ -111,12 +121,13 @@ GGUF_NAMES = TensorNames(
         "gates": ("shortconv.in_proj",),
         "filter": ("shortconv.conv",),
         "convolution_out": ("shortconv.out_proj",),
-        # Projections, convolution, decay and norm of a recurrent layer.
+        # Projections, convolution, decay, skip and norm of a recurrent layer.
         "mixer_in": ("attn_qkv", "attn_gate"),
         "mixer_gates": ("ssm_beta", "ssm_alpha"),
         "mixer_filter": ("ssm_conv1d",),
         "decay_rate": ("ssm_a",),
         "decay_bias": ("ssm_dt.bias",),
+        "skip": ("ssm_d",),
         "mixer_norm": ("ssm_norm",),
         "mixer_out": ("ssm_out",),
         "attention_output_norm": ("post_attention_norm",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter
 from dataclasses import replace
@@ -62,14 +63,19 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
         windows=(None,) * num_layers,
-        qkv_bias="blk.0.attn_q.bias" in checkpoint or "blk.0.attn_qkv.bias" in checkpoint,
-        out_bias="blk.0.attn_output.bias" in checkpoint,
-        mlp_bias="blk.0.ffn_down.bias" in checkpoint,
+        qkv_bias=_has_bias(checkpoint, "attn_q") or _has_bias(checkpoint, "attn_qkv"),
+        out_bias=_has_bias(checkpoint, "attn_output"),
+        mlp_bias=_has_bias(checkpoint, "ffn_down"),
         tied="output.weight" not in checkpoint,
         bos_id=vocabulary.special_ids.get("bos"),
         eos_ids=vocabulary.eos_ids,
         dtype=_dtype(checkpoint),
     )
+
+
+def _has_bias(checkpoint: GgufCheckpoint, module: str) -> bool:
+    """Return whether a module has a bias in some layer; layers may lack the module."""
+    return any(re.fullmatch(rf"blk\.\d+\.{module}\.bias", name) for name in checkpoint)
 
 
 def _head_dim(keys: GgufReader) -> int:

@@ -198,7 +198,8 @@ class Inventory:
         if not isinstance(self.checkpoint, GgufCheckpoint) or source.expert is not None:
             return (source.shape,)
         flat = tuple(size for size in source.shape if size > 1)
-        return (source.shape,) if flat == source.shape else (source.shape, flat)
+        shapes = (source.shape, flat, source.gguf_shape or source.shape)
+        return tuple(dict.fromkeys(shapes))
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
         folder = self.checkpoint.folder

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 15
+#define PRONK_VERSION 16
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -39,10 +39,15 @@ enum pronk_kind {
   PRONK_GATE = 8,    // output = output * sigmoid(input), for buffer A or B as output. `columns` is the width of its rows.
                      // The input is buffer B, as wide, or SCORES with one number for each of `heads` equal parts of a row
   PRONK_MIX = 9,     // causal convolution over time of a recurrent layer, then SiLU, in place in the first columns of
-                     // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
-  PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
-                     // its inputs, buffers B and SCORES
+                     // buffer B: filter_bias + filter[0] * input of the token taps - 1 places before + … +
+                     // filter[taps - 1] * own input
+  PRONK_RECUR = 10,  // recurrence of a recurrent layer by `rule`: buffer A = norm(outputs) * silu(gates), the norm over
+                     // each value head, if there is one. recurrence.inc explains its inputs, buffers B and SCORES
+  PRONK_GROUP_NORM = 11,  // buffer A = norm(A) in place, over each of `heads` equal parts of its rows. `columns` is the
+                          // width of the rows
 };
+// Update rule of a recurrent layer, see recurrence.inc.
+enum pronk_rule { PRONK_GATED_DELTA = 0, PRONK_MAMBA2 = 1 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32).
 enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4 };
 // What PRONK_LINEAR multiplies.
@@ -146,20 +151,26 @@ typedef struct {
   int32_t row_groups;        // `row_groups` best groups, those with the largest sums of their `group_best` largest ranks
   int32_t group_best;
   const float* correction;   // PRONK_ROUTE: [experts] what the choice adds to the scores, or null
-  const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
-  int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
+  // PRONK_CONVOLVE, PRONK_MIX: weights [taps, hidden or channels], the oldest token first; null, or a bias
+  // [hidden or channels]
+  const float *filter, *filter_bias;
+  int32_t taps;           // PRONK_CONVOLVE, PRONK_MIX: number of tokens that an output depends on, its own included
   int32_t num_adapters;
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
   int32_t zero_first;     // PRONK_EMBED: 1: the row of the text's first token is zero
-  int32_t columns;        // PRONK_LINEAR to buffer A or B: width of the buffer's rows; 0: N. PRONK_GATE: see there
+  int32_t columns;        // PRONK_LINEAR to buffer A or B: width of the buffer's rows; 0: N. PRONK_GATE,
+                          // PRONK_GROUP_NORM: see there
   int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output
   // PRONK_MIX and PRONK_RECUR: `heads` value heads, `kv_heads` key heads with keys of `head_dim` elements, `slots` states.
   int32_t value_dim;      // elements of a value
   int32_t tiled;          // 1: value head i uses key head i % kv_heads; 0: i / (heads / kv_heads)
   int32_t num_updates;    // number of update slots
+  int32_t rule;           // pronk_rule
+  int32_t state_size, update_size;  // elements of a slot of `states` and of `updates`, as the caller has laid them out
   float *states, *inputs, *updates;  // pools of one layer; recurrence.inc has the layout
   const float *decay_rate, *decay_bias;  // PRONK_RECUR: [heads]
+  const float* skip;      // PRONK_RECUR, PRONK_MAMBA2: [heads] factors of the values that are added to the outputs
   const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
 
