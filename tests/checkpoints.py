@@ -147,6 +147,33 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.8,
     },
+    "nemotron_h": _COMMON
+    | {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "layers_block_type": [
+            "linear_attention",
+            "moe",
+            "full_attention",
+            "mlp",
+            "linear_attention",
+            "moe",
+        ],
+        "intermediate_size": 48,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "chunk_size": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 24,
+        "routed_scaling_factor": 2.5,
+    },
     "lfm2_moe": _COMMON
     | {
         "layer_types": ["conv", "full_attention", "conv"],
@@ -259,8 +286,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     family = model.config.model_type
-    recurrent = family.startswith(("qwen3_5", "qwen3_next"))
-    offset = recurrent or family.startswith("gemma")  # gains are stored as gain - 1
+    recurrent = any(name.endswith("A_log") for name, _ in model.named_parameters())
+    # gains are stored as gain - 1
+    offset = family.startswith(("gemma", "qwen3_5", "qwen3_next"))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             # The first size of a tensor with the matrices of all experts is their number.
@@ -272,7 +300,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
         elif name.endswith("A_log"):
             parameter.uniform_(-0.5, 2.0, generator=generator)
         elif name.endswith("dt_bias"):
-            parameter.uniform_(-5.0, 1.0, generator=generator)
+            # In prompts, transformers raises small steps of Nemotron-H to a limit.
+            low = -2.0 if family == "nemotron_h" else -5.0
+            parameter.uniform_(low, 1.0, generator=generator)
         elif name.endswith("norm.weight") and offset and "linear_attn" not in name:
             parameter.uniform_(-0.5, 0.5, generator=generator)
         elif name.endswith("bias"):

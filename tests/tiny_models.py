@@ -125,6 +125,8 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
 
     - ``recurrent``: Gated DeltaNet in all layers but the second, which has gated attention.
     - ``mamba``: Mamba 2 in all layers but the second, which has attention.
+    - ``sublayers``: layers of one sublayer each, as in Nemotron 3: Mamba 2, the experts of
+      ``routers``, attention without a rotary embedding, an MLP, and again from the first.
     - ``parallel``: Mamba 2 without a norm beside attention in all layers but the second.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
@@ -184,6 +186,18 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
             layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
         )
         return {"recurrent": recurrent, "gated_attention": True}
+    if name == "sublayers":
+        kinds = [("mamba", "experts", "attention", "mlp")[layer % 4] for layer in range(layers)]
+        routers = special_fields("routers", head_dim, layers)
+        recurrent = special_fields("mamba", head_dim, layers)["recurrent"]
+        with_state = tuple(kind == "mamba" for kind in kinds)
+        with_experts = tuple(kind == "experts" for kind in kinds)
+        return routers | {
+            "sublayers": tuple("mixer" if layer % 2 == 0 else "mlp" for layer in range(layers)),
+            "recurrent": replace(recurrent, layers=with_state),
+            "mixture": replace(routers["mixture"], layers=with_experts),
+            "layer_ropes": (None,) * layers,
+        }
     if name in ("mamba", "parallel"):
         layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
         is_parallel = name == "parallel"
@@ -282,7 +296,8 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
             set_linears(layer, own, linear, "qkv", "out")
             if config.gated_attention:
                 add_attention_gate(layer, linear, own.out.weight)
-        set_linears(layer, own, linear, "up", "down")
+        if layer.sublayers != "mixer":
+            set_linears(layer, own, linear, "up", "down")
     return decoder
 
 

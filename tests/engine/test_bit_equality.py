@@ -84,6 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms of outputs": {"special": "outputs"},
     "experts": {"special": "experts"},
     "routers": {"special": "routers"},
+    "sublayers": {"special": "sublayers", "windows": (None,) * 6},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),

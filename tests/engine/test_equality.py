@@ -235,6 +235,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "other deviations": {"special": "others", "windows": (None, 50, None)},
     "experts": {"special": "experts"},
     "routers": {"special": "routers", "windows": (None, None, 50)},
+    "sublayers": {"special": "sublayers", "windows": (None,) * 6},
+    "sublayers, int4": {
+        "special": "sublayers",
+        "weights": "int4",
+        "windows": (None,) * 6,
+        "kv_dtype": INT8,
+    },
     "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "convolutions": {"special": "convolutions", "windows": (None, None, None)},
     "convolutions, int4": {
@@ -274,7 +281,7 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
 
 
 DEVIATING = pytest.mark.parametrize(
-    "variant", ["gemma", "other deviations", "convolutions", "recurrent"]
+    "variant", ["gemma", "other deviations", "convolutions", "recurrent", "sublayers"]
 )
 
 

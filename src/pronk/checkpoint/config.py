@@ -35,6 +35,11 @@ RouterScores = Literal["softmax", "sigmoid"]
 NormPlaces = Literal["input", "output", "both"]
 
 
+# Sublayers of a layer, each with its norm and its residual connection: a mixer of tokens
+# (attention, a short convolution or a recurrence), and an MLP (one, or a mixture of experts).
+Sublayers = Literal["both", "mixer", "mlp"]
+
+
 @dataclass(frozen=True)
 class MixtureConfig:
     """Mixtures of experts: MLPs of which a router chooses some for each row (Shazeer et al. 2017).
@@ -211,6 +216,7 @@ class ModelConfig:
         context: maximum number of tokens, prompt and output together, after RoPE scaling.
         norm_offset: number to add to the stored weights of norms: 1 if a checkpoint stores
             ``weight - 1``.
+        sublayers: what each layer consists of, if not all of them have a mixer and an MLP.
         gated: whether the MLP has a gate, as in SwiGLU.
         clamped_gate: whether the MLP computes ``g * sigmoid(1.702 * g) * (1 + u)``, with the gate
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
@@ -257,6 +263,7 @@ class ModelConfig:
     norm: Literal["rms", "layer"] = "rms"
     norm_places: NormPlaces = "input"
     norm_offset: float = 0.0
+    sublayers: tuple[Sublayers, ...] = ()
     activation: Activation = "silu"
     gated: bool = True
     clamped_gate: bool = False
@@ -334,6 +341,10 @@ class ModelConfig:
         layer_ropes = tuple(map(limited, self.layer_ropes))
         return replace(self, context=size, rope=limited(self.rope), layer_ropes=layer_ropes)
 
+    def sublayers_of(self, layer: int) -> Sublayers:
+        """Return what a layer (from 0) consists of."""
+        return self.sublayers[layer] if self.sublayers else "both"
+
     def mixture_of(self, layer: int) -> MixtureConfig | None:
         """Return the mixture of experts of a layer (from 0); ``None`` if it has a plain MLP."""
         if self.mixture is not None and self.mixture.layers[layer]:
@@ -354,18 +365,31 @@ class ModelConfig:
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer (from 0) has attention, and so keys and values in the cache."""
+        return self.describe_mixer(layer) == "attention"
+
+    def describe_mixer(self, layer: int) -> str:
+        """Return what mixes the tokens in a layer (from 0), in words."""
         recurrent = self.recurrent_of(layer)
-        has_branch = recurrent is None or recurrent.parallel
-        return has_branch and self.convolution_of(layer) is None
+        if self.sublayers_of(layer) == "mlp":
+            return "an MLP alone"
+        if self.convolution_of(layer) is not None:
+            return "a short convolution"
+        if recurrent is not None and not recurrent.parallel:
+            return "a recurrence"
+        return "attention"
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).
 
         ``sizes`` are values of other fields.
         """
-        windows = (self.windows[layer] if self.windows else None,) * count
-        changes = {"windows": windows, "rope": self.rope_of(layer), "layer_ropes": ()} | sizes
-        return replace(self, num_layers=count, **changes)
+        changes = {
+            "windows": (self.windows[layer] if self.windows else None,) * count,
+            "rope": self.rope_of(layer),
+            "layer_ropes": (),
+            "sublayers": self.sublayers[layer : layer + 1] * count,
+        }
+        return replace(self, num_layers=count, **(changes | sizes))
 
     def plain_layers(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a drafter with the sizes of layer ``layer`` of this model.
@@ -413,7 +437,7 @@ class ModelConfig:
 
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
-    "norm_places norm_offset clamped_gate mixture convolution recurrent gated_attention "
+    "norm_places norm_offset sublayers clamped_gate mixture convolution recurrent gated_attention "
     "head_gates whole_qk_norm attention_scale attention_cap attention_sinks query_growth "
     "embedding_scale residual_scale logits_scale logits_cap"
 ).split()

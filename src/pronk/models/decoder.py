@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pronk.base.arrays import Array
-from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
+from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig, Sublayers
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
 from pronk.models.program import KVSource, Program
@@ -74,6 +74,7 @@ class Attention:
 class Layer(Attention):
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
+    ``sublayers`` says whether it has both.
     With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the
     layer has a short convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of
     attention. With ``recurrent``, it has a recurrence in place of attention, or both
@@ -111,9 +112,11 @@ class Layer(Attention):
         config: ModelConfig,
         mixture: MixtureConfig | None = None,
         recurrent: RecurrentConfig | None = None,
+        sublayers: Sublayers = "both",
     ) -> None:
         super().__init__(config)
         self.recurrent = recurrent
+        self.sublayers = sublayers
         if mixture is not None:
             self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
             self.down = Experts(mixture, WeightLayout(), gathers=True)
@@ -123,6 +126,12 @@ class Layer(Attention):
 
         ``index`` is its layer number (from 0) in the KV cache.
         """
+        if self.sublayers != "mlp":
+            self._compile_mixer(program, index)
+        if self.sublayers != "mixer":
+            program.mlp(self)
+
+    def _compile_mixer(self, program: Program, index: int) -> None:
         if self.recurrent is not None and self.recurrent.parallel:
             program.parallel(self, index)
         elif self.recurrent is not None:
@@ -131,7 +140,6 @@ class Layer(Attention):
             program.convolution(self, index)
         else:
             program.attention(self, index)
-        program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``, an attribute of this layer."""
@@ -175,7 +183,12 @@ class Decoder:
         self.positions: Array | None = None
         self.stored_bytes: int | None = None
         self.layers = [
-            Layer(layer_config or config, config.mixture_of(index), config.recurrent_of(index))
+            Layer(
+                layer_config or config,
+                config.mixture_of(index),
+                config.recurrent_of(index),
+                config.sublayers_of(index),
+            )
             for index in range(config.num_layers)
         ]
 
@@ -245,7 +258,7 @@ def expert_bytes(decoder: Decoder) -> int:
     modules = [
         module
         for layer in decoder.layers
-        for module in (layer.up, layer.down)
+        for module in vars(layer).values()
         if isinstance(module, Experts)
     ]
     return sum(linear.packed.nbytes for module in modules for linear in module.parts)

@@ -174,6 +174,7 @@ class GgufArchitecture:
     names: TensorNames = GGUF_NAMES
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
+    skips_mlps: bool = False  # whether layers may have no MLP: a width of 0
     # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
     # Their tensors are not used.
     skips_heads: bool = False

@@ -52,9 +52,7 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         family=model_type,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
-        intermediate_size=keys.integer(
-            "feed_forward_length", keys.get("expert_feed_forward_length")
-        ),
+        intermediate_size=_intermediate_size(keys, skips_mlps=architecture.skips_mlps),
         num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
         num_kv_heads=_num_kv_heads(keys, skips_attention=architecture.skips_attention),
@@ -94,14 +92,23 @@ def _head_dim(keys: GgufReader) -> int:
     return size
 
 
+def _intermediate_size(keys: GgufReader, *, skips_mlps: bool) -> int:
+    key = "feed_forward_length"
+    if not skips_mlps:
+        return keys.integer(key, keys.get("expert_feed_forward_length"))
+    return _largest(keys, key)
+
+
+def _largest(keys: GgufReader, key: str) -> int:
+    """Return the value of a key in the layers where it is not 0."""
+    values = keys.per_layer(key, keys.integer("block_count", maximum=MAX_LAYERS))
+    return check_integer(keys.label(key), max(values), 1, error=ConfigError)
+
+
 def _num_kv_heads(keys: GgufReader, *, skips_attention: bool) -> int:
     heads = keys.integer("attention.head_count")
     key = "attention.head_count_kv"
-    if skips_attention:
-        kv_heads = max(keys.per_layer(key, keys.integer("block_count", maximum=MAX_LAYERS)))
-        kv_heads = check_integer(keys.label(key), kv_heads, 1, error=ConfigError)
-    else:
-        kv_heads = keys.integer(key, heads)
+    kv_heads = _largest(keys, key) if skips_attention else keys.integer(key, heads)
     if heads % kv_heads:
         keys.refuse(
             "attention.head_count_kv", f"expected a divisor of {heads} heads, found {kv_heads}"

@@ -108,6 +108,8 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
     if mixture is not None:
         yield from _plan_experts(config, mixture, names, index)
         linears = _shared_sizes(config, mixture)
+    elif config.sublayers_of(index) == "mixer":
+        linears = {}
     if convolution is not None:
         yield from _plan_convolution(config, convolution, names, index)
     if recurrent is not None:
@@ -411,13 +413,12 @@ def _bias_of(name: str) -> str:
 def _norm_sizes(config: ModelConfig, index: int) -> dict[str, int]:
     """Return the number of features of each norm of a layer, except that of a recurrence."""
     sizes = dict[str, int]()
-    if config.norm_places != "output":
-        sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
-    if config.norm_places != "input":
-        sizes |= {
-            "attention_output_norm": config.hidden_size,
-            "mlp_output_norm": config.hidden_size,
-        }
+    branches = {"both": ("attention", "mlp"), "mixer": ("attention",), "mlp": ("mlp",)}
+    for branch in branches[config.sublayers_of(index)]:
+        if config.norm_places != "output":
+            sizes[f"{branch}_norm"] = config.hidden_size
+        if config.norm_places != "input":
+            sizes[f"{branch}_output_norm"] = config.hidden_size
     if config.qk_norm and config.has_attention(index):
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         sizes |= {"q_norm": queries, "k_norm": keys}

@@ -8,6 +8,7 @@ import pytest
 
 from pronk.base.arrays import BFLOAT16
 from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.checkpoint.rope import RopeConfig
 from pronk.models.families import SUPPORTED, parse_config
 from pronk.models.loader import parse_dtype, read_config
 
@@ -28,11 +29,20 @@ GPT2: dict[str, Any] = {
 }
 
 
-# Transformers lacks MiMo, and layers of the hybrid Granite are by default not supported. The
-# defaults of multimodal models are those of their ``text_config``.
+# Transformers lacks MiMo, layers of the hybrid Granite are by default not supported, and the layers
+# of Nemotron-H have no default. The defaults of multimodal models are those of their
+# ``text_config``.
 NOT_COMPARED = {
-    *("mimo", "granitemoehybrid"),
+    *("mimo", "granitemoehybrid", "nemotron_h"),
     *("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"),
+}
+
+
+# Keys that a family needs besides: of heads of two values, half cannot rotate; by default, the first
+# two layers have no experts.
+MORE: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"head_dim": 8},
+    "lfm2_moe": {"num_dense_layers": 1},
 }
 
 
@@ -45,7 +55,11 @@ def of(family: str, **values: Any) -> dict[str, Any]:
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     from transformers import AutoConfig
 
-    raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
+    raw = (
+        of(family)
+        if family == "gpt2"
+        else of(family, num_attention_heads=32, **MORE.get(family, {}))
+    )
     theirs = AutoConfig.for_model(**raw)
     ours = parse_config(raw)
     assert ours.context == theirs.max_position_embeddings
@@ -59,13 +73,22 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     assert ours.rope is not None
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
-    assert ours.norm_eps == (theirs.norm_eps if family == "lfm2" else theirs.rms_norm_eps)
+    eps = theirs.norm_eps if family.startswith("lfm") else theirs.rms_norm_eps
+    assert ours.norm_eps == eps
     parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
-    assert ours.rope.theta == parameters["rope_theta"]
-    assert (ours.rope.kind, ours.rope.factor) == (
-        parameters["rope_type"],
-        parameters.get("factor", 1.0),
-    )
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if family == "glm4":  # the frequencies of a half are those of a whole head, with another base
+        assert ours.rope == RopeConfig(64, parameters["rope_theta"]).over_whole_heads(128)
+    elif family == "lfm3":
+        pairs = int(share * ours.head_dim) // 2
+        assert ours.rope == RopeConfig(ours.head_dim, parameters["rope_theta"]).limited_to(pairs)
+    else:
+        assert ours.rope.theta == parameters["rope_theta"]
+        assert ours.rope.dim == int(share * ours.head_dim)
+        assert (ours.rope.kind, ours.rope.factor) == (
+            parameters["rope_type"],
+            parameters.get("factor", 1.0),
+        )
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
     size = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(size if kind == "sliding_attention" else None for kind in types)
@@ -143,13 +166,9 @@ REFUSED = [
     (
         {"model_type": "retnet"},
         (
-            r"'retnet'; supported are gemma2, gemma3, gemma3_text, gpt2, gpt_oss, granite, "
-            r"granite_swa, granitemoe, gra"
+            r"'retnet'; supported are gemma2, gemma3, gemma3_text, glm4, glm4_moe, gpt2, "
+            r"gpt_oss, granite, granite_swa, granitemoe, gra"
         ),
-    ),
-    (
-        {"model_type": "lfm2_moe"},
-        r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2",
     ),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
     (
@@ -163,11 +182,11 @@ REFUSED = [
     ({"model_type": "kimi_k2"}, r"'kimi_k2': multi-head latent attention"),
     (
         {"model_type": "llama4"},
-        r"'llama4': mixtures with a shared expert are not supported; use Mixtral, Qwen3-MoE",
+        r"'llama4': attention in chunks and a router that scales the inputs .*; use Mixtral, Qwen3",
     ),
     (
-        {"model_type": "glm4_moe"},
-        r"'glm4_moe': these mixtures of experts are not supported; use Mixtral",
+        {"model_type": "olmoe"},
+        r"'olmoe': this mixture of experts has no reader of its config yet; use Mixtral",
     ),
     ({"model_type": "gemma3n"}, r"'gemma3n': embeddings per layer and shared keys .*; use Gemma 3"),
     ({"model_type": "minimax"}, r"'minimax': layers with a recurrent state"),
@@ -189,7 +208,7 @@ REFUSED = [
     ({"num_attention_heads": 5}, r"num_attention_heads to divide hidden_size = 64, found 5"),
     ({"num_key_value_heads": 3}, r"4 attention heads cannot share 3"),
     ({"head_dim": 7}, r"expected an even head_dim .* found 7"),
-    ({"hidden_act": "relu2"}, r"hidden_act: expected one of silu, .* found 'relu2'"),
+    ({"hidden_act": "relu"}, r"hidden_act: expected one of silu, .* found 'relu'"),
     ({"dtype": "int8"}, r"dtype: expected one of float32, float16, bfloat16, found 'int8'"),
     ({"rope_theta": 1}, r"rope_theta: expected a finite number above 1, found 1.0"),
     (

@@ -110,9 +110,9 @@ class GlideShape:
         numbers = tuple(range(first, first + self.layers))
         for number in numbers:
             if not target.has_attention(number - 1):
-                kind = "recurrence" if target.recurrent_of(number - 1) else "short convolution"
+                mixer = target.describe_mixer(number - 1)
                 msg = (
-                    f"cache-layer: expected target layers with attention, found a {kind} in layer "
+                    f"cache-layer: expected target layers with attention, found {mixer} in layer "
                     f"{number}"
                 )
                 raise OptionError(msg)
