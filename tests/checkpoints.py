@@ -79,7 +79,33 @@ _SHARED_EXPERT = {
     "shared_expert_intermediate_size": 24,
 }
 
+# Mamba 2: two groups of two heads, whose states have 8 by 16 numbers.
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_HYBRID = _COMMON | MAMBA | {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+# Multipliers of Falcon-H1, none of which is 1.
+_MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 1.4,
+    "lm_head_multiplier": 0.8,
+    "mlp_multipliers": [0.9, 1.2],
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [1.2, 0.8, 1.1, 0.9, 0.7],
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "bamba": _HYBRID | {"attn_layer_indices": [1]},
+    "falcon_h1": _HYBRID | _MULTIPLIERS | {"head_dim": 8, "mamba_d_ssm": 64},
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
     "qwen2": _COMMON,

@@ -467,6 +467,27 @@ _FILES = (
         "models/families/test_qwen3_5.py",
     ),
     Fault(
+        "queries and keys of Mamba 2 are exchanged",
+        "models/tensor_plan.py",
+        "    inputs = (queries, keys, values, gates)\n",
+        "    inputs = (keys, queries, values, gates)\n",
+        "models/test_mamba.py::test_prompts_equal_transformers",
+    ),
+    Fault(
+        "the multipliers of weights are left out",
+        "models/tensor_plan.py",
+        "replace(tensor, factor=factor) for tensor, factor in pairs",
+        "tensor for tensor, factor in pairs",
+        "models/test_mamba.py::test_prompts_equal_transformers",
+    ),
+    Fault(
+        "a hybrid Granite rotates queries and keys",
+        "models/families/granite_hybrid.py",
+        'ropes = () if position == "rope" else (None,) * num_layers',
+        "ropes = ()",
+        "models/test_mamba.py::test_prompts_equal_transformers",
+    ),
+    Fault(
         "value heads of a GGUF file use the key heads of a folder",
         "models/families/qwen3_5.py",
         "replace(recurrent, tiled_heads=True)",

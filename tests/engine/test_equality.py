@@ -257,6 +257,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "windows": (None, None, None),
         "kv_dtype": INT8,
     },
+    "mamba": {"special": "mamba", "windows": (None, None, None)},
+    "parallel": {"special": "parallel", "windows": (None, None, None)},
+    "parallel, int4": {
+        "special": "parallel",
+        "weights": "int4",
+        "windows": (None, None, None),
+        "kv_dtype": INT8,
+    },
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -281,7 +289,8 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
 
 
 DEVIATING = pytest.mark.parametrize(
-    "variant", ["gemma", "other deviations", "convolutions", "recurrent", "sublayers"]
+    "variant",
+    ["gemma", "other deviations", "convolutions", "recurrent", "mamba", "sublayers"],
 )
 
 
@@ -330,7 +339,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("variant", ["convolutions", "recurrent"])
+@pytest.mark.parametrize("variant", ["convolutions", "recurrent", "mamba", "parallel"])
 @pytest.mark.parametrize("name", ["recycling", "suffix", "eagle3 tree", "auto"])
 def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) -> None:
     """Trees, chains, first layers and kept features."""

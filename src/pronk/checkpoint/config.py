@@ -244,6 +244,8 @@ class ModelConfig:
         logits_scale: factor of the logits.
         logits_cap: soft cap of the logits.
         tied: whether the LM head shares the weights of the embedding.
+        weight_factors: for modules of a layer that stack weights, such as ``qkv``, the factor of
+            each stacked weight. The weights are multiplied when they are loaded.
         dtype: data type of weights that are not quantized.
         quantization: ``quantization_config`` of config.json; ``None`` if it has none.
         name: the model's name in its files; "" if they have none.
@@ -289,6 +291,7 @@ class ModelConfig:
     logits_scale: float = 1.0
     logits_cap: float | None = None
     tied: bool = False
+    weight_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"

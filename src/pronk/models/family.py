@@ -48,6 +48,8 @@ class TensorNames:
     skips_heads: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
+    # Modules whose tensor has the module's name, without ``.weight``: some norms in GGUF files.
+    bare_norms: tuple[str, ...] = ()
     # pattern of the names of tensors that are not used; by default none
     ignored: re.Pattern[str] = re.compile(r"(?!)")
 
@@ -94,6 +96,19 @@ LLAMA_NAMES = TensorNames(
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
         r"|(mtp(_layers)?|vision_tower|multi_modal_projector)\..*"
     ),
+)
+# Names that Bamba and Falcon-H1 share.
+HYBRID_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_LAYER,
+        **MAMBA_LAYER,
+        "mlp_norm": ("pre_ff_layernorm",),
+        "up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+        "down": ("feed_forward.down_proj",),
+    },
+    norm="final_layernorm",
+    log_decay=True,
 )
 # As LLAMA_NAMES, for families that norm the outputs of attention and MLP. Families that norm only
 # the outputs have no tensor for ``mlp_norm``.

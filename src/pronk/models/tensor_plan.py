@@ -37,6 +37,7 @@ class CheckpointTensor:
     rows: HeadRows | None = None
     # shape in GGUF files, if they may have the numbers of ``shape`` in other dimensions
     gguf_shape: tuple[int, ...] | None = None
+    factor: float = 1.0  # by which the stored numbers are multiplied
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -94,6 +95,18 @@ def plan_tensors(config: ModelConfig, names: TensorNames | None = None) -> Itera
 
 def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
     """Yield each module of layer ``index``, from 0, with the checkpoint tensors that it stacks."""
+    for part in _plan_parts(config, names, index):
+        factors = config.weight_factors.get(part.target.split(".")[2])
+        if factors is None:
+            yield part
+            continue
+        pairs = zip(part.weight, factors, strict=True)
+        weight = tuple(replace(tensor, factor=factor) for tensor, factor in pairs)
+        yield replace(part, weight=weight)
+
+
+def _plan_parts(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
+    """Yield each module of a layer, with tensors that no factors multiply."""
     up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
     # For each module: number of outputs of each stacked matrix, number of inputs, whether there is
     # a bias.
@@ -127,7 +140,10 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
                 target, stored, outputs, inputs, bias=bias, transposed=names.transposed
             )
         elif module in sizes:
-            yield plan_norm(config, target, stored[0], sizes[module])
+            part = plan_norm(config, target, stored[0], sizes[module])
+            if module in names.bare_norms:
+                part = replace(part, weight=(replace(part.weight[0], name=stored[0]),))
+            yield part
 
 
 def _stored_modules(names: TensorNames, index: int, module: str) -> tuple[str, ...]:

@@ -29,11 +29,11 @@ GPT2: dict[str, Any] = {
 }
 
 
-# Transformers lacks MiMo, layers of the hybrid Granite are by default not supported, and the layers
-# of Nemotron-H have no default. The defaults of multimodal models are those of their
+# Transformers lacks MiMo, the default sizes of Mamba layers need a hidden size of thousands, and the
+# layers of Nemotron-H have no default. The defaults of multimodal models are those of their
 # ``text_config``.
 NOT_COMPARED = {
-    *("mimo", "granitemoehybrid", "nemotron_h"),
+    *("mimo", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
     *("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"),
 }
 
@@ -49,6 +49,12 @@ MORE: dict[str, dict[str, Any]] = {
 def of(family: str, **values: Any) -> dict[str, Any]:
     base = GPT2 if family == "gpt2" else LLAMA
     return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
+
+
+def hybrid(family: str, **values: Any) -> dict[str, Any]:
+    """Return the config of a model with Mamba layers of four heads of eight numbers."""
+    sizes = {"hidden_size": 16, "mamba_n_heads": 4, "mamba_d_ssm": 32, "num_local_experts": 0}
+    return of(family, **(sizes | values))
 
 
 @pytest.mark.parametrize("family", [name for name in SUPPORTED if name not in NOT_COMPARED])
@@ -166,8 +172,8 @@ REFUSED = [
     (
         {"model_type": "retnet"},
         (
-            r"'retnet'; supported are gemma2, gemma3, gemma3_text, glm4, glm4_moe, gpt2, "
-            r"gpt_oss, granite, granite_swa, granitemoe, gra"
+            r"'retnet'; supported are bamba, falcon_h1, gemma2, gemma3, gemma3_text, glm4, "
+            r"glm4_moe, gpt2, gpt_oss, granite, granite_swa, granitemoe, gra"
         ),
     ),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
@@ -191,8 +197,8 @@ REFUSED = [
     ({"model_type": "gemma3n"}, r"'gemma3n': embeddings per layer and shared keys .*; use Gemma 3"),
     ({"model_type": "minimax"}, r"'minimax': layers with a recurrent state"),
     ({"model_type": "kimi_linear"}, r"'kimi_linear': layers with a recurrent state"),
-    ({"model_type": None}, r"model_type None; supported are gemma2"),
-    ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
+    ({"model_type": None}, r"model_type None; supported are bamba"),
+    ({"model_type": ["llama"]}, r"\['llama'\]; supported are bamba"),
     ({"quantization_config": "awq"}, r"expected an object as quantization_config, found 'awq'"),
     (
         {"compression_config": ["awq"]},
@@ -329,22 +335,36 @@ SLIDING = ["sliding_attention", "full_attention"]
             for value in (1, "x", ["x"])
         ),
         (of("lfm2", conv_L_cache=17), r"conv_L_cache: expected an integer in 1..16, found 17"),
-        (
-            of("granitemoehybrid"),
-            r"expected 2 layer_types, each attention, found \[\]; use a dense Granite",
+        *(
+            (hybrid(family, **{key: value}), message)
+            for family in ("granitemoehybrid", "bamba", "falcon_h1")
+            for key, value, message in (
+                ("mamba_n_groups", 3, "mamba_n_groups: expected a divisor of 4 heads, found 3"),
+                ("mamba_d_head", 9, "mamba_d_head: expected a size of at most 512 of 32 / 4"),
+                ("mamba_d_state", 513, r"mamba_d_state: expected an integer in 1..512, found 513"),
+                ("mamba_d_conv", 17, r"mamba_d_conv: expected an integer in 1..16, found 17"),
+                ("mamba_proj_bias", True, "mamba_proj_bias = true is not supported"),
+                ("time_step_limit", [0.001, 0.1], r"time_step_limit: expected no limits, .*0.001"),
+            )
         ),
         (
-            of("granitemoehybrid", layer_types=["attention", "mamba"]),
-            r"each attention, found \['attention', 'mamba'\]",
+            hybrid("granitemoehybrid", layer_types=["attention", "rwkv"]),
+            r"expected 2 layer_types, each mamba or attention, found \['attention', 'rwkv'\]",
         ),
         (
-            of("granitemoehybrid", layer_types=["attention"] * 2),
-            "expected a hybrid Granite without experts, found 8; use a dense one or granitemoe",
+            hybrid("granitemoehybrid", position_embedding_type="alibi"),
+            r"position_embedding_type: expected one of nope, rope, found 'alibi'",
         ),
         (
-            of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
-            r"position_embedding_type: expected one of rope, found None",
+            hybrid("falcon_h1", mamba_rms_norm=True, mamba_norm_before_gate=True),
+            "mamba_norm_before_gate: expected false with mamba_rms_norm, found true",
         ),
+        (
+            hybrid("falcon_h1", ssm_multipliers=[1.0] * 4),
+            "ssm_multipliers: expected 5 numbers, found 4",
+        ),
+        (hybrid("falcon_h1", mlp_multipliers=["x", 1.0]), "mlp_multipliers: expected a .*number"),
+        (hybrid("falcon_h1", mlp_bias=True), "mlp_bias = true is not supported; expected false"),
         (
             of("granite_swa", layer_rope_theta=[0.0]),
             "layer_rope_theta: expected 2 numbers, found 1",

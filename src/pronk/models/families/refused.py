@@ -8,7 +8,7 @@ from __future__ import annotations
 from pronk.models.family import RefusedFamily
 
 _RECURRENT = """
-bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax recurrent_gemma rwkv
+falcon_mamba jamba kimi_linear mamba mamba2 minimax recurrent_gemma rwkv
 zamba zamba2
 """
 _LATENT_ATTENTION = "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4"
