@@ -265,6 +265,59 @@ _STATES = (
         "engine/test_disk_states.py",
     ),
     Fault(
+        "Mamba 2 adds values as they are instead of dt times the values",
+        "kernels/csrc/recurrence.inc",
+        "    return growth;\n",
+        "    return vset(1.0f);\n",
+        "models/test_recurrence.py::test_formulas",
+    ),
+    Fault(
+        "the outputs of Mamba 2 lack the values themselves",
+        "kernels/csrc/recurrence.inc",
+        "    if (Rule::SKIPS) out = vfma(vset(x.skip), value, out);\n",
+        "",
+        "models/test_recurrence.py::test_formulas",
+    ),
+    Fault(
+        "states of another layout are accepted",
+        "kernels/csrc/forward.cpp",
+        "if (op->state_size != z.heads * z.state || op->update_size != z.update) return false;",
+        "",
+        "models/test_recurrence.py::test_other_layouts_are_refused",
+    ),
+    Fault(
+        "the convolution of a recurrence has no bias",
+        "models/kernel_program.py",
+        "self._set_filter(mix, layer.filter, layer.filter_bias)",
+        "self._set_filter(mix, layer.filter, None)",
+        "models/test_recurrence.py::test_formulas",
+    ),
+    Fault(
+        "the norm after the gates spans all outputs",
+        "models/program.py",
+        "self.group_norm(layer.mixer_norm, layer.recurrent.key_heads)",
+        "self.group_norm(layer.mixer_norm, 1)",
+        "models/test_recurrence.py::test_formulas",
+    ),
+    Fault(
+        "attention beside a recurrence reads the outputs of the recurrence",
+        "models/program.py",
+        """        self._project_heads(layer, index)
+        self._add_branch(layer.mixer_out, "A", None, layer.config, partial=False)
+""",
+        """        self._add_branch(layer.mixer_out, "A", None, layer.config, partial=False)
+        self._project_heads(layer, index)
+""",
+        "models/test_recurrence.py::test_formulas",
+    ),
+    Fault(
+        "a layer with a recurrence and attention has no room for keys",
+        "checkpoint/config.py",
+        "has_branch = recurrent is None or recurrent.parallel",
+        "has_branch = recurrent is None",
+        "models/test_recurrence.py::test_room_for_keys",
+    ),
+    Fault(
         "a tree reads the state again for each branch",
         "kernels/csrc/recurrence.inc",
         "int64_t reads = segment->steps && !is_empty,",
@@ -473,9 +526,30 @@ _FILES = (
     Fault(
         "1 is added to the weights of the norm of a recurrence",
         "models/tensor_plan.py",
-        "    yield replace(part, offset=0.0)\n",
-        "    yield part\n",
+        "return replace(plan_norm(config, target, stored, recurrent.value_dim), offset=0.0)\n",
+        "return plan_norm(config, target, stored, recurrent.value_dim)\n",
         "models/families/test_qwen3_5.py",
+    ),
+    Fault(
+        "queries and keys of Mamba 2 are exchanged",
+        "models/tensor_plan.py",
+        "    inputs = (queries, keys, values, gates)\n",
+        "    inputs = (keys, queries, values, gates)\n",
+        "models/test_mamba.py::test_prompts_equal_transformers",
+    ),
+    Fault(
+        "the multipliers of weights are left out",
+        "models/tensor_plan.py",
+        "replace(tensor, factor=factor) for tensor, factor in pairs",
+        "tensor for tensor, factor in pairs",
+        "models/test_mamba.py::test_prompts_equal_transformers",
+    ),
+    Fault(
+        "a hybrid Granite rotates queries and keys",
+        "models/families/granite_hybrid.py",
+        'ropes = () if position == "rope" else (None,) * num_layers',
+        "ropes = ()",
+        "models/test_mamba.py::test_prompts_equal_transformers",
     ),
     Fault(
         "value heads of a GGUF file use the key heads of a folder",

@@ -125,87 +125,138 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
       a router whose scores are corrected for the choice.
     - ``convolutions``: a short convolution in all layers but the second.
 
-    - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
+    - ``recurrent``: Gated DeltaNet in all layers but the second, which has gated attention.
+    - ``mamba``: Mamba 2 in all layers but the second, which has attention.
+    - ``sublayers``: layers of one sublayer each, as in Nemotron 3: Mamba 2, the experts of
+      ``routers``, attention without a rotary embedding, an MLP, and again from the first.
+    - ``parallel``: Mamba 2 without a norm beside attention in all layers but the second.
     - ``gemma4``: layers of different shapes, the last two of which read the keys of the first two;
       inputs of layers; experts with separate norms in the second layer.
     - ``latent``: latent attention, with latents of queries.
     - ``plain latent``: latent attention, without latents of queries.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
-    nor ``recurrent`` nor ``gemma4`` nor ``latent``.
+    nor ``gemma4`` nor ``latent`` nor recurrences.
     """
-    ropes: tuple[RopeConfig | None, ...]
-    if name == "gemma":
-        ropes = tuple(
-            RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers)
-        )
-        scales = {
-            "embedding_scale": 8.0,
-            "attention_scale": 0.2,
-            "attention_cap": 6.0,
-            "logits_cap": 9.0,
-        }
-        norms = {"norm_places": "both", "qk_norm": True}
-        return {"activation": "gelu_tanh", "layer_ropes": ropes, **norms, **scales}
-    if name == "outputs":
-        ropes = tuple(
-            RopeConfig(head_dim // 4 * 2) if layer % 2 == 0 else None for layer in range(layers)
-        )
-        scales = {"residual_scale": 0.7, "logits_scale": 1.25}
-        norms = {"norm_places": "output", "qk_norm": True, "whole_qk_norm": True}
-        return {"layer_ropes": ropes, **norms, **scales}
-    if name == "others":
-        scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
-        return (
-            special_fields("outputs", head_dim, layers)
-            | special_fields("growth", head_dim, layers)
-            | scales
-        )
-    if name == "experts":
-        mixed = tuple(layer != 1 for layer in range(layers))  # the second layer has a plain MLP
-        return {
-            "mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)
-        }
-    if name == "routers":
-        mixture = replace(
-            special_fields("experts", head_dim, layers)["mixture"],
-            experts=12,
-            scores="sigmoid",
-            correction=True,
-            groups=4,
-            row_groups=2,
-            scale=1.5,
-            epsilon=1e-20,
-            shared_width=24,
-        )
-        return {"mixture": mixture, "gated": False, "activation": "relu2"}
-    if name == "convolutions":
-        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
-        return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
-    if name == "recurrent":
-        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
-        recurrent = RecurrentConfig(
-            layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
-        )
-        return {"recurrent": recurrent, "gated_attention": True}
-    if name in ("latent", "plain latent"):
-        latent = LatentConfig(
-            rank=48,
-            rope_dim=head_dim // 2,
-            plain_dim=12,
-            value_dim=16,
-            query_rank=24 if name == "latent" else None,
-        )
-        return {
-            "latent": latent,
-            "head_dim": latent.rank + latent.rope_dim,
-            "num_kv_heads": 1,
-            "attention_scale": latent.query_dim**-0.5,
-            "rope": RopeConfig(latent.rope_dim),
-        }
-    if name == "gemma4":
-        return _gemma4_fields(head_dim, layers)
-    return {"query_growth": (0.3, 32)} if name == "growth" else {}
+    return _SPECIAL_FIELDS[name](head_dim, layers) if name else {}
+
+
+def _all_but_second(layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it is not the second, which is as in a Llama."""
+    return tuple(layer != 1 for layer in range(layers))
+
+
+def _gemma_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    ropes = tuple(RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers))
+    return {
+        "activation": "gelu_tanh",
+        "layer_ropes": ropes,
+        "norm_places": "both",
+        "qk_norm": True,
+        "embedding_scale": 8.0,
+        "attention_scale": 0.2,
+        "attention_cap": 6.0,
+        "logits_cap": 9.0,
+    }
+
+
+def _outputs_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    rope = RopeConfig(head_dim // 4 * 2)
+    return {
+        "layer_ropes": tuple(rope if layer % 2 == 0 else None for layer in range(layers)),
+        "norm_places": "output",
+        "qk_norm": True,
+        "whole_qk_norm": True,
+        "residual_scale": 0.7,
+        "logits_scale": 1.25,
+    }
+
+
+def _growth_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim, layers
+    return {"query_growth": (0.3, 32)}
+
+
+def _others_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
+    return _outputs_fields(head_dim, layers) | _growth_fields(head_dim, layers) | scales
+
+
+def _experts_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim
+    with_experts = _all_but_second(layers)
+    mixture = MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=with_experts)
+    return {"mixture": mixture}
+
+
+def _routers_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    mixture = replace(
+        _experts_fields(head_dim, layers)["mixture"],
+        experts=12,
+        scores="sigmoid",
+        correction=True,
+        groups=4,
+        row_groups=2,
+        scale=1.5,
+        epsilon=1e-20,
+        shared_width=24,
+    )
+    return {"mixture": mixture, "gated": False, "activation": "relu2"}
+
+
+def _convolutions_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim
+    return {"convolution": ConvolutionConfig(taps=3, layers=_all_but_second(layers), bias=True)}
+
+
+def _recurrent_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim
+    recurrent = RecurrentConfig(
+        _all_but_second(layers), key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
+    )
+    return {"recurrent": recurrent, "gated_attention": True}
+
+
+def _mamba_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    recurrent = replace(
+        _recurrent_fields(head_dim, layers)["recurrent"],
+        rule="mamba2",
+        norm="after_gate",
+        filter_bias=True,
+    )
+    return {"recurrent": recurrent}
+
+
+def _parallel_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    recurrent = _mamba_fields(head_dim, layers)["recurrent"]
+    return {"recurrent": replace(recurrent, norm="none", parallel=True)}
+
+
+def _sublayers_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    kinds = [("mamba", "experts", "attention", "mlp")[layer % 4] for layer in range(layers)]
+    routers = _routers_fields(head_dim, layers)
+    recurrent = _mamba_fields(head_dim, layers)["recurrent"]
+    with_state = tuple(kind == "mamba" for kind in kinds)
+    with_experts = tuple(kind == "experts" for kind in kinds)
+    return routers | {
+        "sublayers": tuple("mixer" if layer % 2 == 0 else "mlp" for layer in range(layers)),
+        "recurrent": replace(recurrent, layers=with_state),
+        "mixture": replace(routers["mixture"], layers=with_experts),
+        "layer_ropes": (None,) * layers,
+    }
+
+
+def _latent_fields(head_dim: int, query_rank: int | None) -> dict[str, Any]:
+    latent = LatentConfig(
+        rank=48, rope_dim=head_dim // 2, plain_dim=12, value_dim=16, query_rank=query_rank
+    )
+    return {
+        "latent": latent,
+        "head_dim": latent.rank + latent.rope_dim,
+        "num_kv_heads": 1,
+        "attention_scale": latent.query_dim**-0.5,
+        "rope": RopeConfig(latent.rope_dim),
+    }
 
 
 def _gemma4_fields(head_dim: int, layers: int) -> dict[str, Any]:
@@ -243,6 +294,24 @@ def _gemma4_fields(head_dim: int, layers: int) -> dict[str, Any]:
         "embedding_scale": 3.0,
         "logits_cap": 9.0,
     }
+
+
+_SPECIAL_FIELDS: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "gemma": _gemma_fields,
+    "gemma4": _gemma4_fields,
+    "outputs": _outputs_fields,
+    "growth": _growth_fields,
+    "others": _others_fields,
+    "experts": _experts_fields,
+    "routers": _routers_fields,
+    "convolutions": _convolutions_fields,
+    "recurrent": _recurrent_fields,
+    "mamba": _mamba_fields,
+    "parallel": _parallel_fields,
+    "sublayers": _sublayers_fields,
+    "latent": lambda head_dim, _: _latent_fields(head_dim, 24),
+    "plain latent": lambda head_dim, _: _latent_fields(head_dim, None),
+}
 
 
 @cache
@@ -328,19 +397,25 @@ def set_weights(layer: Layer, index: int, own: DenseLayer, linear: LinearFactory
     like = own.out.weight
     if config.attention_shapes:
         add_shapes(layer, index, linear, like)
-    elif layer.recurrent is not None:
-        set_linears(layer, own, linear, "up", "down")
+        return
+    if config.recurrent_of(index) is not None:
         add_recurrence(layer, linear, like)
-    elif config.latent is not None:
-        set_linears(layer, own, linear, "up", "down")
-        add_latent_attention(layer, linear, like)
-    elif config.convolution_of(index) is not None:
-        set_linears(layer, own, linear, "up", "down")
+    if config.convolution_of(index) is not None:
         add_convolution(layer, linear, like)
-    else:
-        set_linears(layer, own, linear, "qkv", "out", "up", "down")
-        if config.gated_attention:
-            add_attention_gate(layer, linear, like)
+    if config.has_attention(index):
+        set_attention(layer, own, linear)
+    if layer.sublayers != "mixer":
+        set_linears(layer, own, linear, "up", "down")
+
+
+def set_attention(layer: Layer, own: DenseLayer, linear: LinearFactory) -> None:
+    """Set the weights of a layer's attention; those that the module lacks are random."""
+    if own.config.latent is not None:
+        add_latent_attention(layer, linear, own.out.weight)
+        return
+    set_linears(layer, own, linear, "qkv", "out")
+    if own.config.gated_attention:
+        add_attention_gate(layer, linear, own.out.weight)
 
 
 def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
@@ -495,13 +570,20 @@ def add_recurrence(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> N
     layer.mixer_in = StackedLinear(
         [project("mixer_in", config.num_channels), project("mixer_in", config.num_outputs)]
     )
-    layer.mixer_gates = project("mixer_gates", 2 * config.value_heads)
+    layer.mixer_gates = project("mixer_gates", config.num_scalars)
     layer.filter = draw(config.num_channels, 1, config.taps, scale=0.7)
     layer.decay_rate = -np.exp(dice.uniform(-0.5, 2.0, config.value_heads)).astype(np.float32)
     layer.decay_bias = draw(config.value_heads, scale=0.5).astype(np.float32)
-    layer.mixer_norm = Norm.of(layer.config, 1 + draw(config.value_dim, scale=0.2))
     outputs = config.num_outputs
-    layer.out = linear(draw(hidden, outputs, scale=outputs**-0.5), None, layer.layout("out"))
+    if config.norm != "none":
+        size = config.value_dim if config.norm == "before_gate" else outputs
+        layer.mixer_norm = Norm.of(layer.config, 1 + draw(size, scale=0.2))
+    if config.filter_bias:
+        layer.filter_bias = draw(config.num_channels, scale=0.3)
+    if config.rule == "mamba2":
+        layer.skip = draw(config.value_heads, scale=1.0)
+    weight = draw(hidden, outputs, scale=outputs**-0.5)
+    layer.mixer_out = linear(weight, None, layer.layout("mixer_out"))
 
 
 def add_latent_attention(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:

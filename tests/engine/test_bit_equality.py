@@ -78,6 +78,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "recurrent": {"special": "recurrent", "windows": (None, None, None)},
     "latent attention": {"special": "latent"},
     "latent attention of 13 heads": {"special": "plain latent", "heads": 13},
+    "mamba": {"special": "mamba", "windows": (None, None, None)},
+    "parallel": {"special": "parallel", "windows": (None, None, None)},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -85,6 +87,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms of outputs": {"special": "outputs"},
     "experts": {"special": "experts"},
     "routers": {"special": "routers"},
+    "sublayers": {"special": "sublayers", "windows": (None,) * 6},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),
@@ -221,7 +224,7 @@ class Texts:
         layers = [
             index
             for index, layer in enumerate(self.runner.decoder.layers)
-            if layer.reads is None and layer.recurrent is None
+            if layer.reads is None and (layer.recurrent is None or layer.recurrent.parallel)
         ]
         return [each for layer in layers for each in read_kv(self.cache, layer, block_table)]
 
@@ -639,7 +642,8 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
 @EACH
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
-    if variant.startswith(("convolutions", "gemma4", "latent", "recurrent")):
+    special = ("convolutions", "gemma4", "latent", "recurrent", "mamba", "parallel")
+    if variant.startswith(special):
         pytest.skip(
             "the oracle has plain attention; tests/models/test_logits.py compares transformers"
         )

@@ -85,10 +85,10 @@ class PagedCache:
         dtype: data type of the model, of states and of saved layer outputs.
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
-        values: one array per layer, empty for a layer with a short convolution. For a recurrent
-            layer, whose states are in ``states``, and for a layer that reads the keys of another
-            one, ``keys`` is empty, too. With latent attention, ``keys`` is empty, and a row of
-            ``values`` is the key, whose first elements are the value.
+        values: one array per layer, empty for a layer without attention, and for one that reads the
+            keys of another. Then ``keys`` is empty, too, unless the layer has a short convolution.
+            With latent attention, ``keys`` is empty, and a row of ``values`` is the key, whose
+            first elements are the value.
         features: arrays ``[1, slots, width]`` of saved features.
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.

@@ -488,11 +488,12 @@ def check_needs(name: str, needs: Capabilities, target: Target) -> None:
             f"capabilities.first_layers, found {needs.first_layers!r}"
         )
         raise OptionError(msg)
-    without_keys = [layer for layer in needs.kv_layers if config.convolution_of(layer - 1)]
+    without_keys = [layer for layer in needs.kv_layers if not config.has_attention(layer - 1)]
     if without_keys:
+        found = config.describe_mixer(without_keys[0] - 1)
         msg = (
-            f"{name}: expected target layers with attention in capabilities.kv_layers, found a "
-            f"short convolution in layer {without_keys[0]}"
+            f"{name}: expected target layers with attention in capabilities.kv_layers, found "
+            f"{found} in layer {without_keys[0]}"
         )
         raise OptionError(msg)
     if needs.kv_layers and target.is_split:

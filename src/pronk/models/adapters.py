@@ -221,7 +221,7 @@ def _has_tiled_heads(config: ModelConfig, layer: int, module: str) -> bool:
     """Return whether a GGUF file has the heads of a projection in another order than adapters."""
     recurrent = config.recurrent_of(layer)
     is_tiled = recurrent is not None and recurrent.tiled_heads
-    return is_tiled and module in {"mixer_in", "mixer_gates", "out"}
+    return is_tiled and module in {"mixer_in", "mixer_gates", "mixer_out"}
 
 
 def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:

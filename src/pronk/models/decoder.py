@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array
-from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
+from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig, Sublayers
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
@@ -99,22 +99,27 @@ class Attention:
 class Layer(Attention):
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
+    ``sublayers`` says whether it has both.
     With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the
     layer has a short convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of
-    attention.
+    attention. With ``recurrent``, it has a recurrence in place of attention, or both
+    (:class:`~pronk.checkpoint.config.RecurrentConfig`).
     """
 
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
     # weights of a convolution, ``[hidden or num_channels, …, taps]``, the oldest token first
     filter: Array
-    filter_bias: Array | None = None  # ``[hidden]``
-    # Projections of a recurrent layer: the inputs of the convolution, then the gates of the
-    # outputs; and for each value head beta, then the decay.
+    filter_bias: Array | None = None  # ``[hidden or num_channels]``
+    # Projections of a recurrence: the inputs of the convolution, then the gates of the outputs; the
+    # scalars of a row, ``[num_scalars]``; and from the outputs to the hidden size.
     mixer_in: Linear | StackedLinear
     mixer_gates: Linear
+    mixer_out: Linear
     decay_rate: Array  # ``[value_heads]``, negative: factor of the softplus of the decay
     decay_bias: Array  # ``[value_heads]``: added to the decay before the softplus
-    mixer_norm: Norm  # norm of a value head's outputs, ``[value_dim]``
+    skip: Array | None = None  # ``[value_heads]``: factor of values that are added to the outputs
+    # Norm of the outputs, ``[value_dim]`` before the gates or ``[num_outputs]`` after them.
+    mixer_norm: Norm | None = None
     mlp_norm: Norm | None = None
     router: Linear | None = None
     correction: Array | None = None  # ``[experts]``: added to the router's scores for the choice
@@ -146,9 +151,11 @@ class Layer(Attention):
         mixture: MixtureConfig | None = None,
         recurrent: RecurrentConfig | None = None,
         reads: KVSource | None = None,
+        sublayers: Sublayers = "both",
     ) -> None:
         super().__init__(config, reads)
         self.recurrent = recurrent
+        self.sublayers = sublayers
         if mixture is not None:
             self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
             self.down = Experts(mixture, WeightLayout(), gathers=True)
@@ -158,17 +165,24 @@ class Layer(Attention):
 
         ``index`` is its layer number (from 0) in the KV cache.
         """
-        if self.recurrent is not None:
+        if self.sublayers != "mlp":
+            self._compile_mixer(program, index)
+        if self.sublayers != "mixer":
+            program.mlp(self)
+        if self.input_gate is not None:
+            program.layer_input(self, index)
+        if self.scalar is not None:
+            program.norm(None, scale=float(self.scalar[0]))
+
+    def _compile_mixer(self, program: Program, index: int) -> None:
+        if self.recurrent is not None and self.recurrent.parallel:
+            program.parallel(self, index)
+        elif self.recurrent is not None:
             program.recurrence(self, index)
         elif self.gates is not None:
             program.convolution(self, index)
         else:
             super().compile(program, index)
-        program.mlp(self)
-        if self.input_gate is not None:
-            program.layer_input(self, index)
-        if self.scalar is not None:
-            program.norm(None, scale=float(self.scalar[0]))
 
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``, an attribute of this layer."""
@@ -254,6 +268,7 @@ class Decoder:
             self.config.mixture_of(index),
             self.config.recurrent_of(index),
             None if source is None else KVSource(source),
+            self.config.sublayers_of(index),
         )
 
     def get(self, path: str) -> Any:
@@ -336,7 +351,7 @@ def expert_bytes(decoder: Decoder) -> int:
     modules = [
         module
         for layer in decoder.layers
-        for module in (layer.up, layer.down)
+        for module in vars(layer).values()
         if isinstance(module, Experts)
     ]
     return sum(linear.packed.nbytes for module in modules for linear in module.parts)

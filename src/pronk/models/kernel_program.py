@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ from pronk.models.program import HeadNorms, KVSource, OutputRange, Program, outp
     _LAYER_INPUTS,
     _HEADS,
     _LATENT,
-) = range(14)
+    _GROUP_NORM,
+) = range(15)
 # Buffers that an operation reads or writes, numbered as ``pronk_buffer`` in ``csrc/pronk.h``.
 _STREAM, _A, _B, _LOGITS, _SCORES, _C, _INPUTS = range(7)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "C": _C, "logits": _LOGITS, "scores": _SCORES}
@@ -55,6 +57,8 @@ _GATHER = 2
 # Kinds of norms, numbered as ``pronk_norm_kind`` in ``csrc/pronk.h``; 0 means no norm.
 _RMS_NORM = 1
 _LAYER_NORM = 2
+# Update rules of recurrent layers, numbered as ``pronk_rule`` in ``csrc/pronk.h``.
+_RULES = {"gated_delta": 0, "mamba2": 1}
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4, "relu2": 5}
 
 
@@ -190,7 +194,7 @@ class KernelProgram(Program):
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
         cache = self.cache_of(kv)
         op = self._append(_ATTEND)
-        op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
+        op.sinks = self._keep_alive(_as_float32(sinks))
         op.heads = config.num_heads
         op.kv_heads = cache.config.shape_of(kv.layer).num_kv_heads
         op.head_dim = config.head_dim
@@ -228,8 +232,7 @@ class KernelProgram(Program):
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         op = self._append(_CONVOLVE)
-        op.filter = self._keep_alive(weights.reshape(len(weights), -1).T.astype(np.float32))
-        op.filter_bias = self._keep_alive(None if bias is None else bias.astype(np.float32))
+        self._set_filter(op, weights, bias)
         op.taps = weights.shape[-1]
         op.keys = self._keep_alive(cache.keys[layer])
         op.kv_type = TYPES[cache.dtype]
@@ -303,18 +306,28 @@ class KernelProgram(Program):
             op.value_dim = config.value_dim
             op.tiled = int(config.tiled_heads)
             op.taps = config.taps
+            op.rule = _RULES[config.rule]
             op.slots = states.num_slots
             op.num_updates = states.num_updates
+            op.state_size = math.prod(states.states[index].shape[1:])
+            op.update_size = math.prod(states.updates[index].shape[1:])
             op.states = self._keep_alive(states.states[index])
             op.inputs = self._keep_alive(states.inputs[index])
             op.updates = self._keep_alive(states.updates[index])
-        filter_ = layer.filter
         mix, recur = self._ops[-2:]
-        mix.filter = self._keep_alive(filter_.reshape(len(filter_), -1).T.astype(np.float32))
-        recur.decay_rate = self._keep_alive(layer.decay_rate.astype(np.float32))
-        recur.decay_bias = self._keep_alive(layer.decay_bias.astype(np.float32))
-        self._set_norm(recur, layer.mixer_norm)
+        self._set_filter(mix, layer.filter, layer.filter_bias)
+        recur.decay_rate = self._keep_alive(_as_float32(layer.decay_rate))
+        recur.decay_bias = self._keep_alive(_as_float32(layer.decay_bias))
+        recur.skip = self._keep_alive(_as_float32(layer.skip))
+        if config.norm == "before_gate":
+            self._set_norm(recur, layer.mixer_norm)
         self._has_recurrence = True
+
+    def group_norm(self, norm: Any, groups: int) -> None:
+        op = self._append(_GROUP_NORM)
+        op.heads = groups
+        op.columns = len(norm.weight)
+        self._set_norm(op, norm)
 
     def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         op = self._append(_GATE)
@@ -475,6 +488,12 @@ class KernelProgram(Program):
         op.num_adapters = len(adapters)
         op.adapters = structs
 
+    def _set_filter(self, op: COp, weights: Array, bias: Array | None) -> None:
+        """Set the weights ``[channels, …, taps]`` and the bias ``[channels]`` of a convolution."""
+        by_tap = weights.reshape(len(weights), -1).T
+        op.filter = self._keep_alive(_as_float32(by_tap))
+        op.filter_bias = self._keep_alive(_as_float32(bias))
+
     @staticmethod
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:
         op.experts = mixture.experts
@@ -495,3 +514,7 @@ class KernelProgram(Program):
         array = np.ascontiguousarray(array)
         self._kept_alive.append(array)
         return int(array.ctypes.data)
+
+
+def _as_float32(array: Array | None) -> Array | None:
+    return None if array is None else array.astype(np.float32)

@@ -117,7 +117,8 @@ class WeightPlacer:
 
     def _vector(self, part: DecoderPart) -> Array:
         """Load an array of few numbers, in float32."""
-        values = self.inventory.tensor(part.weight[0]).astype(FLOAT32)
+        arrays = [self.inventory.tensor(source).astype(FLOAT32) for source in part.weight]
+        values = np.concatenate(arrays)
         return -np.exp(values) if part.log_decay else values
 
     def _table(self, source: CheckpointTensor) -> Array:

@@ -30,9 +30,13 @@ A layer with a short convolution has these operations in place of the first thre
 A recurrent layer has these operations in place of the first three ::
 
     linear    B = norm(x) W_in            inputs of the convolution, then gates of the outputs
-    linear    scores = norm(x) W_gates    beta, then decay, one number for each value head
-    recur     A = gated, normalized outputs of the recurrence of B and scores
-    linear    x = x + A W_out
+    linear    scores = norm(x) W_gates    scalars of the row, one or two for each value head
+    recur     A = gated outputs of the recurrence of B and scores; before the gates, perhaps normed
+    norm      A = norm(A)                 if the norm comes after the gates
+    linear    x = x + A W_mixer_out
+
+A layer with a recurrence and attention of the same input has the operations of both. The
+recurrence adds its outputs to ``x`` after ``qkv`` has read ``x``, and before ``attend``.
 
 Latent attention (:class:`~pronk.checkpoint.config.LatentConfig`) has these operations in place of
 the first three; the first two only if queries have a latent ::
@@ -176,13 +180,23 @@ class Program(ABC):
         With ``partial`` (tensor parallelism), the output for this process's heads is written to the
         buffer ``logits`` instead of being added to the stream.
         """
-        kv = layer.reads or KVSource(index)
-        only_queries = layer.reads is not None
-        norms = HeadNorms(layer.q_norm, layer.k_norm, layer.v_norm)
+        self._project_heads(layer, index)
+        self._attend_heads(layer, index, partial=partial)
+
+    def _project_heads(self, layer: Any, index: int) -> None:
+        """Append the projections to queries, keys and values of a layer with attention."""
         self.project(
-            layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries
+            layer.qkv,
+            layer.attention_norm,
+            layer.config,
+            layer.reads or KVSource(index),
+            HeadNorms(layer.q_norm, layer.k_norm, layer.v_norm),
+            only_queries=layer.reads is not None,
         )
-        self.attend(layer.config, kv, sinks=layer.sinks)
+
+    def _attend_heads(self, layer: Any, index: int, *, partial: bool = False) -> None:
+        """Append the attention of the projected queries, with its residual connection."""
+        self.attend(layer.config, layer.reads or KVSource(index), sinks=layer.sinks)
         if layer.attention_gate is not None:
             gates = "scores" if layer.config.head_gates else "B"
             self.linear(layer.attention_gate, norm=layer.attention_norm, to=gates)
@@ -218,11 +232,27 @@ class Program(ABC):
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def recurrence(self, layer: Any, index: int) -> None:
-        """Append the operations of a recurrent layer's mixer, with its residual connection."""
+        """Append the operations of a layer's recurrence, with its residual connection."""
+        self._mix(layer, index)
+        norm = layer.attention_output_norm
+        self._add_branch(layer.mixer_out, "A", norm, layer.config, partial=False)
+
+    def parallel(self, layer: Any, index: int) -> None:
+        """Append a recurrence and attention, which read the same rows: the sum of both is added."""
+        is_plain = layer.attention_output_norm is None and layer.attention_gate is None
+        assert is_plain, "expected plain attention beside a recurrence"
+        self._mix(layer, index)
+        self._project_heads(layer, index)
+        self._add_branch(layer.mixer_out, "A", None, layer.config, partial=False)
+        self._attend_heads(layer, index)
+
+    def _mix(self, layer: Any, index: int) -> None:
+        """Append ``A``: the gated outputs of a layer's recurrence, normed if it has a norm."""
         self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
         self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
         self.recur(layer, index)
-        self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
+        if layer.recurrent.norm == "after_gate":
+            self.group_norm(layer.mixer_norm, layer.recurrent.key_heads)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection.
@@ -396,15 +426,23 @@ class Program(ABC):
     def recur(self, layer: Any, index: int) -> None:
         """Append ``A = norm(o) · silu(z)`` for the outputs ``o`` of a recurrence.
 
-        Buffer ``B`` has the inputs of the convolution and ``z``, the gates of the outputs.
-        ``scores`` has ``beta`` before its sigmoid and the decay before its bias and softplus, one
-        number of each for each value head. The states are those of layer ``index`` (from 0) of the
+        The norm is left out unless it comes before the gate. Buffer ``B`` has the inputs of the
+        convolution and ``z``, the gates of the outputs. ``scores`` has the scalars of each row:
+        ``beta`` before its sigmoid, if the update rule has one, and the decay before its bias and
+        softplus, for each value head. The states are those of layer ``index`` (from 0) of the
         cache. :class:`~pronk.checkpoint.config.RecurrentConfig` has the formulas, and
         :mod:`pronk.cache.states` explains how the states are kept.
 
         Args:
             layer: a :class:`~pronk.models.decoder.Layer` with ``recurrent``.
             index: layer number (from 0).
+        """
+
+    @abstractmethod
+    def group_norm(self, norm: Any, groups: int) -> None:
+        """Append ``A = norm(A)``, over each of ``groups`` equal parts of its rows.
+
+        ``norm`` has a weight for each element of a row.
         """
 
     @abstractmethod

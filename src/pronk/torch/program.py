@@ -220,6 +220,9 @@ class TorchProgram(Program):
     def recur(self, layer: Any, index: int) -> None:
         raise NotImplementedError
 
+    def group_norm(self, norm: Any, groups: int) -> None:
+        raise NotImplementedError
+
     def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
         raise NotImplementedError
 
@@ -268,7 +271,7 @@ class TorchProgram(Program):
         assert columns is None, "expected no latent attention"
         factor, limit, layer_input = output or output_range(linear)
         normalize = self._norm(norm)
-        multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
+        multiply = self._mix_experts if isinstance(linear, Experts) else _multiply_activated
         activate = ACTIVATIONS[activation]
 
         def run(state: TorchPass) -> None:
@@ -363,7 +366,7 @@ class TorchProgram(Program):
         return state.num_experts_read
 
     @staticmethod
-    def _mix(
+    def _mix_experts(
         experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
     ) -> Tensor:
         """Return the outputs of the experts that the router has chosen for each row.

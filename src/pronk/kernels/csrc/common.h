@@ -81,6 +81,29 @@ static inline const pronk_segment* cached_tokens(const pronk_pass* pass, const p
   return op->cache ? pass->others + (op->cache - 1) * pass->segments + i : pass->segment + i;
 }
 
+// Sizes of a recurrent layer, in elements. recurrence.inc explains the layouts.
+struct RecurrentSizes {
+  int64_t heads, key_heads, key_dim, value_dim, padded_dim;
+  int64_t channels, row;                 // of a row of buffer B: the channels, and all of it
+  int64_t keys, deltas, decays, update;  // first elements of the parts of an update; its size
+  int64_t state;                         // size of one head's state
+
+  explicit RecurrentSizes(const pronk_op* op) {
+    heads = op->heads;
+    key_heads = op->kv_heads;
+    key_dim = op->head_dim;
+    value_dim = op->value_dim;
+    padded_dim = round_up(value_dim, 16);
+    channels = 2 * key_heads * key_dim + heads * value_dim;
+    row = channels + heads * value_dim;
+    keys = channels;
+    deltas = round_up(keys + key_heads * key_dim, 16);
+    decays = deltas + heads * padded_dim;
+    update = round_up(decays + heads, 16);
+    state = key_dim * padded_dim;
+  }
+};
+
 struct QuantKernels;
 
 // One forward pass in progress.

@@ -241,10 +241,12 @@ int64_t max_levels(const pronk_pass* pass) {
   return levels;
 }
 
-// Whether the states and updates of all requests are in the pools of the operation, and the nodes after the certain ones
-// hang below the last of these.
+// Whether the caller's pools have the layout of RecurrentSizes, the states and updates of all requests are in them, and
+// the nodes after the certain ones hang below the last of these.
 bool has_states(const pronk_pass* pass, const pronk_op* op) {
   if (!pass->recurrence || !op->states || !op->inputs || !op->updates) return false;
+  RecurrentSizes z(op);
+  if (op->state_size != z.heads * z.state || op->update_size != z.update) return false;
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_recurrence* r = pass->recurrence + i;
     const pronk_segment* given = pass->segment + i;
@@ -323,13 +325,10 @@ int64_t chunk_rows(const pronk_pass* pass) {
 
 // Floats of State.scratch per thread that PRONK_MIX and PRONK_RECUR use.
 int64_t recurrent_scratch(const pronk_op* op, int64_t levels) {
-  int64_t keys = round_up(op->head_dim, 16), values = round_up(op->value_dim, 16);
-  if (op->kind == PRONK_MIX) {
-    int64_t channels = 2 * (int64_t)op->kv_heads * op->head_dim + (int64_t)op->heads * op->value_dim;
-    return (op->taps + 1) * round_up(channels, 16);
-  }
+  RecurrentSizes z(op);
+  if (op->kind == PRONK_MIX) return (op->taps + 1) * round_up(z.channels, 16);
   if (op->kind != PRONK_RECUR) return 0;
-  return (levels + 2) * op->head_dim * values + MAX_STEPS * (2 * keys + 3 * values);
+  return (levels + 2) * z.state + MAX_STEPS * (2 * round_up(z.key_dim, 16) + 3 * z.padded_dim);
 }
 
 // Bytes of State.scratch per thread. GEMM (Scratch in ops.inc), attention (AttentionScratch) and recurrent layers take
@@ -380,6 +379,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->kind == PRONK_LATENT && op->value_dim + op->rope_dim != op->head_dim) return false;
     if (op->kind == PRONK_ATTEND && (op->value_dim < 1 || op->value_dim > op->head_dim)) return false;
     if (op->layer_input && !has_layer_input(ops, i)) return false;
+    if (op->kind == PRONK_RECUR && op->rule == PRONK_MAMBA2 && !op->skip) return false;
     if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
