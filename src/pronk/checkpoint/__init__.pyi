@@ -19,6 +19,7 @@ from pronk.checkpoint.tensors import open_checkpoint as open_checkpoint
 from pronk.checkpoint.tensors import read_json as read_json
 from pronk.models.families import get_family as get_family
 from pronk.models.families import parse_config as parse_config
+from pronk.models.family import TensorNames as TensorNames
 from pronk.models.inventory import Inventory as Inventory
 from pronk.models.inventory import tensor_names as tensor_names
 from pronk.models.loader import Fingerprint as Fingerprint

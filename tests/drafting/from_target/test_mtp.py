@@ -144,7 +144,9 @@ def check_drafts(oracle: MtpOracle, request: Request, asked: Asked) -> int:
     return asked.tree.num_draft_tokens
 
 
-@pytest.mark.parametrize(("model", "temperature", "batch"), covering(MODELS, [0.0, 0.8], [1, 2]))
+@pytest.mark.parametrize(
+    ("model", "temperature", "batch"), covering(MODELS, [0.0, 0.8], [1, 2], strength=1), ids=str
+)
 def test_drafts_equal_the_formulas(
     model: tuple[str, str], temperature: float, batch: int, files: Files
 ) -> None:
@@ -162,7 +164,11 @@ def test_drafts_equal_the_formulas(
     assert checked > 8
 
 
-@pytest.mark.parametrize(("model", "shape", "temperature"), covering(MODELS, [*SHAPES], [0.0, 0.8]))
+@pytest.mark.parametrize(
+    ("model", "shape", "temperature"),
+    covering(MODELS, [*SHAPES], [0.0, 0.8], strength=1),
+    ids=str,
+)
 def test_texts_are_equal_and_draft_tokens_right(
     model: tuple[str, str], shape: str, temperature: float, files: Files
 ) -> None:
@@ -201,8 +207,8 @@ def test_a_plain_block_of_a_quantized_model(
     form: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """As in checkpoints to which the block of the original was added."""
-    sizes = BLOCKS | {"linear_num_value_heads": 8}  # a multiple of 8, as AWQ demands
-    folder = with_mtp(checkpoint("qwen3_5_text", **sizes), tmp_path / "folder")
+    made = checkpoint("qwen3_5_text", linear_num_value_heads=8)  # a multiple of 8, as AWQ demands
+    folder = with_mtp(made, tmp_path / "folder")
     with warned(FORMATS_OF_WEIGHTS[form]):
         quantized, _ = write_quantized(folder, tmp_path, FORMATS_OF_WEIGHTS[form])
         restore_block(quantized, folder, "mtp.")
@@ -214,7 +220,7 @@ def test_a_plain_block_of_a_quantized_model(
 
 
 def test_a_quantized_block(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    folder = with_mtp(checkpoint("qwen3_5_text", **BLOCKS), tmp_path / "folder")
+    folder = with_mtp(checkpoint("qwen3_5_text"), tmp_path / "folder")
     kind = FORMATS_OF_WEIGHTS["packed-8-channel"]
     quantized, _ = write_quantized(folder, tmp_path, kind)
     edit_config(quantized, quantization_config=kind.config | {"ignore": ["lm_head", "re:mtp.fc"]})
