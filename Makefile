@@ -18,8 +18,9 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 # Some tests wait, for processes or browsers: one more process than processors keeps them busy.
-PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+PROCESSES := $(shell echo $$(( $(PROCESSORS) + 1 )))
 PY := $(VENV)/bin/python
 
 # A stamp's name carries the checksum of all that the installation depends on, the folder included, so that a
@@ -54,14 +55,15 @@ test-slow: $(INSTALLED_DEV)
 coverage: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal --cov --cov-report=term
 
-# Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks.
+# Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks. These tests
+# do not wait, and each further process would import torch.
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
 $(SANITIZED): Makefile src/pronk/kernels/build.py $(wildcard src/pronk/kernels/csrc/*) | $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $@ -Werror -O0 -g1 -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 sanitize: $(SANITIZED)
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=$(PROCESSES) --dist=worksteal \
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=$(PROCESSORS) --dist=worksteal \
 		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_adapters.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \

@@ -168,8 +168,8 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class GatedDelta(Dense):
-    """Qwen3.5: three layers of Gated DeltaNet, then one of gated attention."""
+class Recurrent(Dense):
+    """A model with recurrent layers, and attention in the last of every ``interval`` layers."""
 
     key_heads: int = 16
     value_heads: int = 16
@@ -177,16 +177,11 @@ class GatedDelta(Dense):
     value_dim: int = 128
     taps: int = 4
 
-    arch = "qwen35"
     interval = 4
 
     def keys(self) -> dict[str, Any]:
         """Return the metadata of the file, without the prefix of the architecture."""
         return super().keys() | {
-            "rope.freq_base": 1e7,
-            "rope.dimension_count": self.head_dim // 4,
-            "rope.dimension_sections": [11, 11, 10, 0],
-            "full_attention_interval": self.interval,
             "ssm.conv_kernel": self.taps,
             "ssm.state_size": self.key_dim,
             "ssm.group_count": self.key_heads,
@@ -204,11 +199,47 @@ class GatedDelta(Dense):
         """Number of inputs of the convolution."""
         return 2 * self.key_heads * self.key_dim + self.outputs
 
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has attention."""
+        return layer % self.interval == self.interval - 1
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return self.layers // self.interval
+
+    def attention_sizes(self) -> tuple[float, float]:
+        """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
+        share = self.attention_layers / self.layers
+        return share * self.heads * self.head_dim, share * self.kv_heads * self.head_dim
+
+    def state_bytes(self) -> int:
+        """Return the bytes of a text's states and convolutions, which a token reads."""
+        state = self.outputs * self.key_dim
+        inputs = (self.taps - 1) * self.channels
+        return 4 * (self.layers - self.attention_layers) * (state + inputs)
+
+
+@dataclass(frozen=True)
+class GatedDelta(Recurrent):
+    """Qwen3.5: three layers of Gated DeltaNet, then one of gated attention."""
+
+    arch = "qwen35"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return super().keys() | {
+            "rope.freq_base": 1e7,
+            "rope.dimension_count": self.head_dim // 4,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "full_attention_interval": self.interval,
+        }
+
     def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
         """Yield the tensors of a layer (from 0)."""
         yield gains(f"{blk}attn_norm", self.hidden)
         yield gains(f"{blk}post_attention_norm", self.hidden)
-        if layer % self.interval == self.interval - 1:
+        if self.has_attention(layer):
             # each head's query and gate
             yield from self.attention(blk, 2 * self.heads * self.head_dim)
         else:
@@ -228,24 +259,145 @@ class GatedDelta(Dense):
         yield gains(f"{blk}ssm_norm", self.value_dim)
         yield matrix(f"{blk}ssm_out", self.hidden, self.outputs)
 
-    @property
-    def attention_layers(self) -> int:
-        """Number of layers with attention."""
-        return self.layers // self.interval
+
+@dataclass(frozen=True)
+class Mamba(Recurrent):
+    """Granite 4 H without experts: nine layers of Mamba 2, then one of attention."""
+
+    arch = "granitehybrid"
+    interval = 10
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        kv_heads = [
+            self.kv_heads if self.has_attention(layer) else 0 for layer in range(self.layers)
+        ]
+        return super().keys() | {
+            "attention.head_count_kv": kv_heads,
+            "rope.scaling.finetuned": False,
+            "attention.scale": 1 / 64,
+            "embedding_scale": 12.0,
+            "residual_scale": 0.22,
+            "logit_scale": 6.0,
+        }
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        yield gains(f"{blk}attn_norm", self.hidden)
+        yield gains(f"{blk}ffn_norm", self.hidden)
+        if self.has_attention(layer):
+            queries = self.heads * self.head_dim
+            attention = self.attention(blk, queries)
+            yield from (each for each in attention if not each.name.endswith("_norm.weight"))
+        else:
+            yield from self.recurrence(blk)
+        yield from self.mlp(blk)
+
+    def recurrence(self, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a Mamba layer."""
+        heads = self.value_heads
+        yield matrix(f"{blk}ssm_in", self.outputs + self.channels + heads, self.hidden)
+        yield Tensor(f"{blk}ssm_a", (heads, 1), -1.5, 0.3)
+        yield Tensor(f"{blk}ssm_d", (heads, 1), 1.0, 0.3)
+        yield Tensor(f"{blk}ssm_dt.bias", (heads,), -2.0, 1.0)
+        yield Tensor(f"{blk}ssm_conv1d.weight", (self.channels, self.taps), 0.0, 0.5)
+        yield Tensor(f"{blk}ssm_conv1d.bias", (self.channels,), 0.0, 0.3)
+        rows = (self.key_heads, self.outputs // self.key_heads)
+        yield Tensor(f"{blk}ssm_norm.weight", rows, 1.0, 0.0)
+        yield matrix(f"{blk}ssm_out", self.hidden, self.outputs)
+
+
+@dataclass(frozen=True)
+class Gemma4(Dense):
+    """Gemma 4 E2B: heads of two sizes, embeddings of single layers, layers without keys.
+
+    ``head_dim`` and ``width`` are those of layers with a window and of layers with keys.
+    """
+
+    full_dim: int = 512
+    interval: int = 5  # every fifth layer has full attention
+    shared: int = 20  # number of layers without keys, which have MLPs twice as wide
+    input_size: int = 256
+    window: int = 512
+
+    arch = "gemma4"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        layers = range(self.layers)
+        return super().keys() | {
+            "attention.key_length": self.full_dim,
+            "attention.value_length": self.full_dim,
+            "attention.key_length_swa": self.head_dim,
+            "attention.value_length_swa": self.head_dim,
+            "attention.sliding_window": self.window,
+            "attention.sliding_window_pattern": [not self.is_full(layer) for layer in layers],
+            "attention.shared_kv_layers": self.shared,
+            "embedding_length_per_layer_input": self.input_size,
+            "feed_forward_length": [self.width_of(layer) for layer in layers],
+            "rope.freq_base_swa": 1e4,
+            "rope.dimension_count": self.full_dim,
+            "rope.dimension_count_swa": self.head_dim,
+            "final_logit_softcapping": 30.0,
+        }
+
+    def is_full(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has full attention."""
+        return layer % self.interval == self.interval - 1
+
+    def has_keys(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has keys of its own."""
+        return layer < self.layers - self.shared
+
+    def width_of(self, layer: int) -> int:
+        """Return the width of the MLP of a layer (from 0)."""
+        return self.width if self.has_keys(layer) else 2 * self.width
+
+    def dim_of(self, layer: int) -> int:
+        """Return the size of the heads of a layer (from 0)."""
+        return self.full_dim if self.is_full(layer) else self.head_dim
+
+    def tensors(self, vocab: int) -> Iterator[Tensor]:
+        """Yield all tensors in the order of the file."""
+        yield from super().tensors(vocab)
+        width = self.layers * self.input_size
+        yield matrix("per_layer_token_embd", vocab, width)
+        yield matrix("per_layer_model_proj", width, self.hidden)
+        yield gains("per_layer_proj_norm", self.input_size)
+        yield gains("rope_freqs", self.full_dim // 2)
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        dim = self.dim_of(layer)
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"):
+            yield gains(f"{blk}{name}", self.hidden)
+        yield matrix(f"{blk}attn_q", self.heads * dim, self.hidden)
+        yield gains(f"{blk}attn_q_norm", dim)
+        if self.has_keys(layer):
+            yield matrix(f"{blk}attn_k", self.kv_heads * dim, self.hidden)
+            yield matrix(f"{blk}attn_v", self.kv_heads * dim, self.hidden)
+            yield gains(f"{blk}attn_k_norm", dim)
+        yield matrix(f"{blk}attn_output", self.hidden, self.heads * dim)
+        width = self.width_of(layer)
+        yield matrix(f"{blk}ffn_gate", width, self.hidden)
+        yield matrix(f"{blk}ffn_up", width, self.hidden)
+        yield matrix(f"{blk}ffn_down", self.hidden, width)
+        yield matrix(f"{blk}inp_gate", self.input_size, self.hidden)
+        yield matrix(f"{blk}proj", self.hidden, self.input_size)
+        yield gains(f"{blk}layer_output_scale", 1)
 
     def attention_sizes(self) -> tuple[float, float]:
         """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
-        share = self.attention_layers / self.layers
-        return share * self.heads * self.head_dim, share * self.kv_heads * self.head_dim
-
-    def state_bytes(self) -> int:
-        """Return the bytes of a text's states and convolutions, which a token reads."""
-        state = self.outputs * self.key_dim
-        inputs = (self.taps - 1) * self.channels
-        return 4 * (self.layers - self.attention_layers) * (state + inputs)
+        dims = [self.dim_of(layer) for layer in range(self.layers)]
+        queries = self.heads * sum(dims)
+        keys = self.kv_heads * sum(dims[: self.layers - self.shared])
+        return queries / self.layers, keys / self.layers
 
 
+# The sizes of Granite 4 H 1B are from memory.
 SHAPES: dict[str, Dense] = {
+    "gemma4-e2b": Gemma4(1536, 35, 8, 1, 256, 6144),
+    "granite-4-h-1b": Mamba(1536, 40, 12, 4, 128, 4096, key_heads=1, value_heads=48, value_dim=64),
     "qwen3.5-0.8b": GatedDelta(1024, 24, 8, 2, 256, 3584),
     "qwen3.5-4b": GatedDelta(2560, 32, 16, 4, 256, 9216, value_heads=32),
 }
@@ -358,9 +510,11 @@ def write(shape: Dense, name: str, path: Path, tokenizer: Path, vocab: int | Non
 
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """Add a number or an array of metadata."""
+    """Add a boolean, a number or an array of metadata."""
     if isinstance(value, list):
         writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     else:

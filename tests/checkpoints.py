@@ -79,6 +79,20 @@ _SHARED_EXPERT = {
     "shared_expert_intermediate_size": 24,
 }
 
+# A dense layer, then two with experts, of which two are shared.
+_LATENT = _COMMON | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 # Changes of a Gemma 4: experts in place of inputs of layers, and values that are keys.
 GEMMA4_EXPERTS: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
@@ -91,8 +105,33 @@ GEMMA4_EXPERTS: dict[str, Any] = {
     "top_k_experts": 2,
     "moe_intermediate_size": 16,
 }
+# Mamba 2: two groups of two heads, whose states have 8 by 16 numbers.
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_HYBRID = _COMMON | MAMBA | {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+# Multipliers of Falcon-H1, none of which is 1.
+_MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 1.4,
+    "lm_head_multiplier": 0.8,
+    "mlp_multipliers": [0.9, 1.2],
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [1.2, 0.8, 1.1, 0.9, 0.7],
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+}
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "bamba": _HYBRID | {"attn_layer_indices": [1]},
+    "falcon_h1": _HYBRID | _MULTIPLIERS | {"head_dim": 8, "mamba_d_ssm": 64},
     "llama": _COMMON,
     "mistral": _COMMON | {"sliding_window": None},
     "qwen2": _COMMON,
@@ -155,6 +194,72 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": _COMMON,
     "olmo3": _COMMON | {"sliding_window": 8, "layer_types": _MIXED},
     "phi3": _COMMON,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT | {"n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": {
+        key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"
+    },
+    "qwen2_moe": _COMMON
+    | {
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    },
+    "glm4": _COMMON | {"head_dim": 16, "rms_norm_eps": 1e-5},
+    "glm4_moe": _COMMON
+    | {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.8,
+    },
+    "nemotron_h": _COMMON
+    | {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "layers_block_type": [
+            "linear_attention",
+            "moe",
+            "full_attention",
+            "mlp",
+            "linear_attention",
+            "moe",
+        ],
+        "intermediate_size": 48,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "chunk_size": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 24,
+        "routed_scaling_factor": 2.5,
+    },
+    "lfm2_moe": _COMMON
+    | {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.3,
+    },
+    "lfm3": _COMMON
+    | {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+    },
     "lfm2": _COMMON | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
     "smollm3": _COMMON | {"no_rope_layers": [1, 0, 1]},
     "gpt2": {
@@ -251,9 +356,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     family = model.config.model_type
-    recurrent = family.startswith(("qwen3_5", "qwen3_next"))
+    recurrent = any(name.endswith("A_log") for name, _ in model.named_parameters())
     # gains are stored as gain - 1
-    offset = recurrent or family.startswith(("gemma2", "gemma3"))
+    offset = family.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next"))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             # The first size of a tensor with the matrices of all experts is their number.
@@ -265,13 +370,18 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
         elif name.endswith("A_log"):
             parameter.uniform_(-0.5, 2.0, generator=generator)
         elif name.endswith("dt_bias"):
-            parameter.uniform_(-5.0, 1.0, generator=generator)
+            # In prompts, transformers raises small steps of Nemotron-H to a limit.
+            low = -2.0 if family == "nemotron_h" else -5.0
+            parameter.uniform_(low, 1.0, generator=generator)
         elif name.endswith("norm.weight") and offset and "linear_attn" not in name:
             parameter.uniform_(-0.5, 0.5, generator=generator)
         elif name.endswith("bias"):
             parameter.normal_(0.0, 0.3, generator=generator)
         else:
             parameter.uniform_(0.5, 1.5, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            buffer.normal_(0.0, 0.2, generator=generator)
     if family.startswith("gemma4"):
         soften_gemma4(model, generator)
 

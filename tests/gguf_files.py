@@ -32,6 +32,9 @@ GGUF_FAMILIES = {
     "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
     "olmo3": "olmo2",
+    "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
 # Families whose converters permute rows of queries and keys: subclasses of ``LlamaModel`` in
@@ -146,7 +149,8 @@ def convert(
         sorted(name for name in checkpoint if ".experts." not in name and "put_linear" not in name)
     ):
         # The weights of convolutions are stored without a dimension of size 1.
-        theirs = str(names.get_name(name, (".weight", ".bias")))
+        module = re.sub("(e_score_correction)_bias|(expert_bias)$", r"\1\2.bias", name)
+        theirs = str(names.get_name(module, (".weight", ".bias")))
         weight = dequantized[name]
         kind = (
             kind_of(theirs, kinds) if weight.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
@@ -213,7 +217,7 @@ def expert_views(
     for name in sorted(tensors, key=lambda name: [*map(int, numbers.findall(name))]):
         layer = "".join(numbers.findall(name)[:1])
         weight = tensors[name]
-        if family in ("mixtral", "qwen3_moe") and ".experts." in name:
+        if re.search(r"\.experts\.\d+\.", name):
             add(layer, f"{one_each[name.split('.')[-2]]}_exps.weight", weight)
             continue
         for each in weight if ".experts." in name or "put_linear" in name else ():
@@ -316,7 +320,7 @@ def write_family_keys(
         writer.add_embedding_scale(raw["embedding_multiplier"])
         writer.add_residual_scale(raw["residual_multiplier"])
         writer.add_logit_scale(raw["logits_scaling"])
-    elif family == "lfm2":
+    elif family in ("lfm2", "lfm2_moe"):
         writer.add_shortconv_l_cache(raw["conv_L_cache"])
     elif family == "ministral3":
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -333,14 +337,34 @@ def write_family_keys(
 
 
 def write_expert_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
-    """Write the number and the size of a layer's experts."""
-    if (count := raw.get("num_local_experts") or raw.get("num_experts")) is not None:
-        writer.add_expert_count(count)
+    """Write the number and the size of a layer's experts, and the keys of their router."""
+    family = raw["model_type"]
+    counts = [raw.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")]
+    if any(counts):
+        writer.add_expert_count(next(count for count in counts if count))
         writer.add_expert_used_count(raw["num_experts_per_tok"])
-    if raw["model_type"] in ("qwen3_moe", "gpt_oss"):
+    if "moe_intermediate_size" in raw or family == "gpt_oss":
         writer.add_expert_feed_forward_length(
             raw.get("moe_intermediate_size") or raw["intermediate_size"]
         )
+    if family == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
+    elif family == "lfm2_moe":
+        writer.add_leading_dense_block_count(raw["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif family == "glm4_moe":
+        writer.add_expert_shared_count(raw["n_shared_experts"])
+        writer.add_leading_dense_block_count(raw["first_k_dense_replace"])
+        write_router_keys(writer, raw)
+
+
+def write_router_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+    """Write the keys of a router of DeepSeek-V3's kind."""
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(raw["routed_scaling_factor"])
+    writer.add_expert_weights_norm(raw["norm_topk_prob"])
+    writer.add_expert_group_count(raw["n_group"])
+    writer.add_expert_group_used_count(raw["topk_group"])
 
 
 def write_longrope(

@@ -486,7 +486,7 @@ def write_gguf(
         if older and piece.name.endswith("ffn_gate_inp_shexp.weight"):
             writer.add_tensor(piece.name, values[0])
             continue
-        piece.put_back(_add(writer, piece.name, values, kinds, seed), written[piece.source])
+        piece.put_back(add_tensor(writer, piece.name, values, kinds, seed), written[piece.source])
     if "num_experts" in raw:
         first = layers if only_mtp else 0
         for layer in range(first, layers + has_mtp):
@@ -641,6 +641,7 @@ def _recurrent_pieces(
 def _kind(name: str, shape: tuple[int, ...], kinds: str | Mapping[str, str]) -> str:
     """Return the type of a tensor in the file."""
     full = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")
+    full += ("ssm_a", "ssm_d", "ssm_norm.weight")
     if len(shape) == 1 or name.endswith(full):
         return "F32"
     if isinstance(kinds, str):
@@ -652,7 +653,7 @@ def _kind(name: str, shape: tuple[int, ...], kinds: str | Mapping[str, str]) -> 
     return "F32" if shape[-1] % block else kind
 
 
-def _add(
+def add_tensor(
     writer: gguf.GGUFWriter,
     name: str,
     values: Single,
@@ -694,7 +695,7 @@ def _write_experts(
         ]
         stack = np.stack([np.concatenate([tensors[name] for name in each]) for each in names])
         seed = 1000 + 10 * layer + number
-        found = _add(writer, f"blk.{layer}.ffn_{theirs}_exps.weight", stack, kinds, seed)
+        found = add_tensor(writer, f"blk.{layer}.ffn_{theirs}_exps.weight", stack, kinds, seed)
         for each, values in zip(names, found, strict=True):
             for name, part in zip(each, np.split(values, len(each)), strict=True):
                 written[name] = np.ascontiguousarray(part)

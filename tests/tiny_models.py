@@ -27,6 +27,7 @@ from pronk.cache.states import StateCounts, StatePool
 from pronk.checkpoint.config import (
     AttentionShape,
     ConvolutionConfig,
+    LatentConfig,
     MixtureConfig,
     ModelConfig,
     RecurrentConfig,
@@ -103,8 +104,8 @@ def tiny_config(
     inner = hidden * 4 if classic else hidden * 7 // 4
     shape = (vocab, hidden, inner, len(windows), heads, kv_heads, head_dim, 4096, 1e-5)
     made = {"rope": rope, "windows": windows, "qk_norm": qk_norm, **biases, **family}
-    made |= special_fields(special, head_dim, len(windows))
-    return ModelConfig("test", *shape, **made)  # type: ignore[arg-type]
+    config = ModelConfig("test", *shape, **made)  # type: ignore[arg-type]
+    return replace(config, **special_fields(special, head_dim, len(windows)))
 
 
 def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
@@ -124,70 +125,138 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
       a router whose scores are corrected for the choice.
     - ``convolutions``: a short convolution in all layers but the second.
 
-    - ``recurrent``: a recurrence in all layers but the second, which has gated attention.
+    - ``recurrent``: Gated DeltaNet in all layers but the second, which has gated attention.
+    - ``mamba``: Mamba 2 in all layers but the second, which has attention.
+    - ``sublayers``: layers of one sublayer each, as in Nemotron 3: Mamba 2, the experts of
+      ``routers``, attention without a rotary embedding, an MLP, and again from the first.
+    - ``parallel``: Mamba 2 without a norm beside attention in all layers but the second.
     - ``gemma4``: layers of different shapes, the last two of which read the keys of the first two;
       inputs of layers; experts with separate norms in the second layer.
+    - ``latent``: latent attention, with latents of queries.
+    - ``plain latent``: latent attention, without latents of queries.
 
     :class:`~oracle.DenseModel`, the oracle in torch, has neither ``growth`` nor ``convolutions``
-    nor ``recurrent`` nor ``gemma4``.
+    nor ``gemma4`` nor ``latent`` nor recurrences.
     """
-    ropes: tuple[RopeConfig | None, ...]
-    if name == "gemma":
-        ropes = tuple(
-            RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers)
-        )
-        scales = {
-            "embedding_scale": 8.0,
-            "attention_scale": 0.2,
-            "attention_cap": 6.0,
-            "logits_cap": 9.0,
-        }
-        norms = {"norm_places": "both", "qk_norm": True}
-        return {"activation": "gelu_tanh", "layer_ropes": ropes, **norms, **scales}
-    if name == "outputs":
-        ropes = tuple(
-            RopeConfig(head_dim // 4 * 2) if layer % 2 == 0 else None for layer in range(layers)
-        )
-        scales = {"residual_scale": 0.7, "logits_scale": 1.25}
-        norms = {"norm_places": "output", "qk_norm": True, "whole_qk_norm": True}
-        return {"layer_ropes": ropes, **norms, **scales}
-    if name == "others":
-        scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
-        return (
-            special_fields("outputs", head_dim, layers)
-            | special_fields("growth", head_dim, layers)
-            | scales
-        )
-    if name == "experts":
-        mixed = tuple(layer != 1 for layer in range(layers))  # the second layer has a plain MLP
-        return {
-            "mixture": MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=mixed)
-        }
-    if name == "routers":
-        mixture = replace(
-            special_fields("experts", head_dim, layers)["mixture"],
-            experts=12,
-            scores="sigmoid",
-            correction=True,
-            groups=4,
-            row_groups=2,
-            scale=1.5,
-            epsilon=1e-20,
-            shared_width=24,
-        )
-        return {"mixture": mixture, "gated": False, "activation": "relu2"}
-    if name == "convolutions":
-        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
-        return {"convolution": ConvolutionConfig(taps=3, layers=layers_with, bias=True)}
-    if name == "recurrent":
-        layers_with = tuple(layer != 1 for layer in range(layers))  # the second layer has attention
-        recurrent = RecurrentConfig(
-            layers_with, key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
-        )
-        return {"recurrent": recurrent, "gated_attention": True}
-    if name == "gemma4":
-        return _gemma4_fields(head_dim, layers)
-    return {"query_growth": (0.3, 32)} if name == "growth" else {}
+    return _SPECIAL_FIELDS[name](head_dim, layers) if name else {}
+
+
+def _all_but_second(layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it is not the second, which is as in a Llama."""
+    return tuple(layer != 1 for layer in range(layers))
+
+
+def _gemma_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    ropes = tuple(RopeConfig(head_dim, 500.0 if layer % 2 else 10000.0) for layer in range(layers))
+    return {
+        "activation": "gelu_tanh",
+        "layer_ropes": ropes,
+        "norm_places": "both",
+        "qk_norm": True,
+        "embedding_scale": 8.0,
+        "attention_scale": 0.2,
+        "attention_cap": 6.0,
+        "logits_cap": 9.0,
+    }
+
+
+def _outputs_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    rope = RopeConfig(head_dim // 4 * 2)
+    return {
+        "layer_ropes": tuple(rope if layer % 2 == 0 else None for layer in range(layers)),
+        "norm_places": "output",
+        "qk_norm": True,
+        "whole_qk_norm": True,
+        "residual_scale": 0.7,
+        "logits_scale": 1.25,
+    }
+
+
+def _growth_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim, layers
+    return {"query_growth": (0.3, 32)}
+
+
+def _others_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    scales = {"embedding_scale": 3.0, "attention_scale": 0.2}
+    return _outputs_fields(head_dim, layers) | _growth_fields(head_dim, layers) | scales
+
+
+def _experts_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim
+    with_experts = _all_but_second(layers)
+    mixture = MixtureConfig(experts=9, per_row=3, width=40, normalized=True, layers=with_experts)
+    return {"mixture": mixture}
+
+
+def _routers_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    mixture = replace(
+        _experts_fields(head_dim, layers)["mixture"],
+        experts=12,
+        scores="sigmoid",
+        correction=True,
+        groups=4,
+        row_groups=2,
+        scale=1.5,
+        epsilon=1e-20,
+        shared_width=24,
+    )
+    return {"mixture": mixture, "gated": False, "activation": "relu2"}
+
+
+def _convolutions_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim
+    return {"convolution": ConvolutionConfig(taps=3, layers=_all_but_second(layers), bias=True)}
+
+
+def _recurrent_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    del head_dim
+    recurrent = RecurrentConfig(
+        _all_but_second(layers), key_heads=2, value_heads=4, key_dim=8, value_dim=24, taps=4
+    )
+    return {"recurrent": recurrent, "gated_attention": True}
+
+
+def _mamba_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    recurrent = replace(
+        _recurrent_fields(head_dim, layers)["recurrent"],
+        rule="mamba2",
+        norm="after_gate",
+        filter_bias=True,
+    )
+    return {"recurrent": recurrent}
+
+
+def _parallel_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    recurrent = _mamba_fields(head_dim, layers)["recurrent"]
+    return {"recurrent": replace(recurrent, norm="none", parallel=True)}
+
+
+def _sublayers_fields(head_dim: int, layers: int) -> dict[str, Any]:
+    kinds = [("mamba", "experts", "attention", "mlp")[layer % 4] for layer in range(layers)]
+    routers = _routers_fields(head_dim, layers)
+    recurrent = _mamba_fields(head_dim, layers)["recurrent"]
+    with_state = tuple(kind == "mamba" for kind in kinds)
+    with_experts = tuple(kind == "experts" for kind in kinds)
+    return routers | {
+        "sublayers": tuple("mixer" if layer % 2 == 0 else "mlp" for layer in range(layers)),
+        "recurrent": replace(recurrent, layers=with_state),
+        "mixture": replace(routers["mixture"], layers=with_experts),
+        "layer_ropes": (None,) * layers,
+    }
+
+
+def _latent_fields(head_dim: int, query_rank: int | None) -> dict[str, Any]:
+    latent = LatentConfig(
+        rank=48, rope_dim=head_dim // 2, plain_dim=12, value_dim=16, query_rank=query_rank
+    )
+    return {
+        "latent": latent,
+        "head_dim": latent.rank + latent.rope_dim,
+        "num_kv_heads": 1,
+        "attention_scale": latent.query_dim**-0.5,
+        "rope": RopeConfig(latent.rope_dim),
+    }
 
 
 def _gemma4_fields(head_dim: int, layers: int) -> dict[str, Any]:
@@ -225,6 +294,24 @@ def _gemma4_fields(head_dim: int, layers: int) -> dict[str, Any]:
         "embedding_scale": 3.0,
         "logits_cap": 9.0,
     }
+
+
+_SPECIAL_FIELDS: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "gemma": _gemma_fields,
+    "gemma4": _gemma4_fields,
+    "outputs": _outputs_fields,
+    "growth": _growth_fields,
+    "others": _others_fields,
+    "experts": _experts_fields,
+    "routers": _routers_fields,
+    "convolutions": _convolutions_fields,
+    "recurrent": _recurrent_fields,
+    "mamba": _mamba_fields,
+    "parallel": _parallel_fields,
+    "sublayers": _sublayers_fields,
+    "latent": lambda head_dim, _: _latent_fields(head_dim, 24),
+    "plain latent": lambda head_dim, _: _latent_fields(head_dim, None),
+}
 
 
 @cache
@@ -298,23 +385,37 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
     for index, (own, layer) in enumerate(zip(module.layers, decoder.layers, strict=True)):
         for name in ("attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm"):
             setattr(layer, name, norm(getattr(own, name)))
-        if config.attention_shapes:
-            add_shapes(layer, index, linear, own.out.weight)
-            continue
-        if config.recurrent_of(index) is not None:
-            set_linears(layer, own, linear, "up", "down")
-            add_recurrence(layer, linear, own.out.weight)
-            continue
-        if config.convolution_of(index) is None:
-            set_linears(layer, own, linear, "qkv", "out", "up", "down")
-            if config.gated_attention:
-                add_attention_gate(layer, linear, own.out.weight)
-            continue
-        set_linears(layer, own, linear, "up", "down")
-        add_convolution(layer, linear, own.out.weight)
+        set_weights(layer, index, own, linear)
     if decoder.layer_inputs is not None:
         add_layer_inputs(decoder, linear)
     return decoder
+
+
+def set_weights(layer: Layer, index: int, own: DenseLayer, linear: LinearFactory) -> None:
+    """Set a layer's weights from a module's layer; those that the module lacks are random."""
+    config = own.config
+    like = own.out.weight
+    if config.attention_shapes:
+        add_shapes(layer, index, linear, like)
+        return
+    if config.recurrent_of(index) is not None:
+        add_recurrence(layer, linear, like)
+    if config.convolution_of(index) is not None:
+        add_convolution(layer, linear, like)
+    if config.has_attention(index):
+        set_attention(layer, own, linear)
+    if layer.sublayers != "mixer":
+        set_linears(layer, own, linear, "up", "down")
+
+
+def set_attention(layer: Layer, own: DenseLayer, linear: LinearFactory) -> None:
+    """Set the weights of a layer's attention; those that the module lacks are random."""
+    if own.config.latent is not None:
+        add_latent_attention(layer, linear, own.out.weight)
+        return
+    set_linears(layer, own, linear, "qkv", "out")
+    if own.config.gated_attention:
+        add_attention_gate(layer, linear, own.out.weight)
 
 
 def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
@@ -469,13 +570,48 @@ def add_recurrence(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> N
     layer.mixer_in = StackedLinear(
         [project("mixer_in", config.num_channels), project("mixer_in", config.num_outputs)]
     )
-    layer.mixer_gates = project("mixer_gates", 2 * config.value_heads)
+    layer.mixer_gates = project("mixer_gates", config.num_scalars)
     layer.filter = draw(config.num_channels, 1, config.taps, scale=0.7)
     layer.decay_rate = -np.exp(dice.uniform(-0.5, 2.0, config.value_heads)).astype(np.float32)
     layer.decay_bias = draw(config.value_heads, scale=0.5).astype(np.float32)
-    layer.mixer_norm = Norm.of(layer.config, 1 + draw(config.value_dim, scale=0.2))
     outputs = config.num_outputs
-    layer.out = linear(draw(hidden, outputs, scale=outputs**-0.5), None, layer.layout("out"))
+    if config.norm != "none":
+        size = config.value_dim if config.norm == "before_gate" else outputs
+        layer.mixer_norm = Norm.of(layer.config, 1 + draw(size, scale=0.2))
+    if config.filter_bias:
+        layer.filter_bias = draw(config.num_channels, scale=0.3)
+    if config.rule == "mamba2":
+        layer.skip = draw(config.value_heads, scale=1.0)
+    weight = draw(hidden, outputs, scale=outputs**-0.5)
+    layer.mixer_out = linear(weight, None, layer.layout("mixer_out"))
+
+
+def add_latent_attention(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
+    """Set a random latent attention, with the dtype of ``like`` and a seed made from ``like``."""
+    config = layer.config
+    latent = config.latent
+    assert latent is not None
+    dice = np.random.default_rng(np.frombuffer(to_array(like).tobytes()[:64], np.uint32))
+    heads = config.num_heads
+
+    def project(name: str, outputs: int, inputs: int, gain: float = 1.0) -> Linear:
+        weight = gain * inputs**-0.5 * dice.standard_normal((outputs, inputs))
+        return linear(weight.astype(to_array(like).dtype), None, layer.layout(name))
+
+    def norm(size: int) -> Norm:
+        return Norm(dice.uniform(0.5, 1.5, size).astype(np.float32), None, latent.norm_eps)
+
+    query_inputs = config.hidden_size
+    if latent.query_rank is not None:
+        query_inputs = latent.query_rank
+        layer.q_a = project("q_a", query_inputs, config.hidden_size)
+        layer.q_a_norm = norm(query_inputs)
+    layer.q_b = project("q_b", heads * latent.query_dim, query_inputs, 2.0)
+    layer.kv_a = project("kv_a", config.head_dim, config.hidden_size)
+    layer.kv_a_norm = norm(latent.rank)
+    layer.k_b = project("k_b", heads * latent.rank, latent.plain_dim)
+    layer.v_b = project("v_b", heads * latent.value_dim, latent.rank)
+    layer.out = project("out", config.hidden_size, heads * latent.value_dim)
 
 
 def add_attention_gate(layer: Layer, linear: LinearFactory, like: torch.Tensor) -> None:
@@ -539,17 +675,21 @@ def read_kv(cache: PagedCache, layer: int, block_table: BlockTable) -> tuple[Arr
     if cache.kernels is None:
         index = torch.from_numpy(slots)
         return to_array(cache.keys[layer][:, index]), to_array(cache.values[layer][:, index])
-    # Without keys, ``_layouts_and_pools`` leaves the pool out.
-    pools = cache._layouts_and_pools()
-    layouts = (layout for layout, pool in pools if pool is cache.keys[layer])
-    key_layout = next(layouts, cache._key_layout)
-    return _numbers(key_layout, cache.keys[layer], slots), _numbers(
-        cache._value_layout, cache.values[layer], slots
+    values = _numbers(cache._value_layout, cache.values[layer], slots)
+    if cache.config.has_values_in_keys:
+        return values, values[..., : cache.config.value_dim]
+    if not len(cache.keys[layer]):
+        return values, values
+    key_layout = next(
+        layout for layout, pool in cache._layouts_and_pools() if pool is cache.keys[layer]
     )
+    return _numbers(key_layout, cache.keys[layer], slots), values
 
 
 def _numbers(layout: PoolLayout, pool: Array, slots: Array) -> Array:
     """Return the numbers ``[kv_heads, tokens, head_dim]`` in some slots of a pool."""
+    if not len(pool):
+        return np.empty((0, len(slots), 0), np.float32)
     parts = [part[:, slots // layout.panel, :, slots % layout.panel] for part in layout.parts(pool)]
     first, *scales = (
         np.swapaxes(part.reshape(*part.shape[:2], part.shape[2] * part.shape[3]), 0, 1)

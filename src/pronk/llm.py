@@ -15,7 +15,7 @@ from pronk.cache.budget import KVBudget
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.drafting import Drafter, Proposer, make_drafter
-from pronk.drafting.acceptance_stats import AcceptanceFile
+from pronk.drafting.acceptance_file import AcceptanceFile
 from pronk.drafting.proposer_cache import ProposerCache
 from pronk.drafting.target import Target
 from pronk.engine.engine import Engine, prefill_size

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint
+from models.test_loader import load
+from pronk.models.loader import read_config
 from recurrent_models import write_gguf
+from tiny_models import kernels, text_logits
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 SIZES: dict[str, Any] = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64}
@@ -20,10 +24,10 @@ SIZES: dict[str, Any] = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, 
 def shapes(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     found = importlib.import_module("shapes")
-    small = found.GatedDelta(
-        **SIZES, width=512, key_heads=2, value_heads=4, key_dim=32, value_dim=64
-    )
-    monkeypatch.setattr(found, "SHAPES", {"small": small})
+    heads = {"key_heads": 2, "value_heads": 4, "key_dim": 32, "value_dim": 64}
+    small = found.GatedDelta(**SIZES, width=512, **heads)
+    mamba = found.Mamba(**(SIZES | {"layers": 10}), width=512, **heads)
+    monkeypatch.setattr(found, "SHAPES", {"small": small, "mamba": mamba})
     return found
 
 
@@ -37,14 +41,31 @@ def run(shapes: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     shapes.main()
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "qwen3.5-4b"])
+@pytest.mark.parametrize("name", ["granite-4-h-1b", "qwen3.5-0.8b", "qwen3.5-4b"])
 def test_the_dense_model_has_as_many_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     shapes = importlib.import_module("shapes")
     shape = shapes.SHAPES[name]
     dense = shapes.dense_like(shape)
     assert abs(dense.products() / shape.products() - 1.0) < 0.03
-    assert dense.attention_sizes() == shape.attention_sizes()
+    # A tenth of Granite's layers have attention; the dense model has at least two heads.
+    assert dense.attention_sizes() == shape.attention_sizes() or name == "granite-4-h-1b"
+
+
+def test_a_file_of_gemma4(
+    shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = shapes.Gemma4(
+        **SIZES | {"kv_heads": 1}, width=256, full_dim=128, interval=2, shared=2, window=16
+    )
+    monkeypatch.setattr(shapes, "SHAPES", {"small": small})
+    run(shapes, monkeypatch, "write", "small", str(tmp_path), "--tokenizer", str(tokenizer))
+    config = read_config(tmp_path / "small.gguf")
+    assert [each.reads for each in config.attention_shapes] == [None, None, 0, 1]
+    assert [each.head_dim for each in config.attention_shapes] == [64, 128] * 2
+    assert config.intermediate_sizes == (256, 256, 512, 512)
+    logits = text_logits(load(tmp_path / "small.gguf", kernels=kernels()), [3, 4, 5])
+    assert np.isfinite(logits).all()
 
 
 def test_files_do_not_depend_on_the_run(
@@ -72,6 +93,20 @@ def test_unused_tokens(
     assert [*embedding.shape] == [256, 400]
     with pytest.raises(SystemExit, match="--vocab: expected at least the 300 of the tokenizer"):
         run(shapes, monkeypatch, *words[:2], str(tmp_path / "other"), *words[3:], "100")
+
+
+def test_files_of_every_kind_are_loaded(
+    shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser and the loader find all keys and tensors that they expect."""
+    for name, rule in (("small", "gated_delta"), ("mamba", "mamba2")):
+        run(shapes, monkeypatch, "write", name, str(tmp_path), "--tokenizer", str(tokenizer))
+        config = load(tmp_path / f"{name}.gguf").config
+        assert config.recurrent is not None
+        assert config.recurrent.rule == rule
+        assert (
+            sum(config.recurrent.layers) == config.num_layers - shapes.SHAPES[name].attention_layers
+        )
 
 
 def test_figures(

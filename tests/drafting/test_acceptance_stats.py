@@ -35,9 +35,11 @@ def request(
 
 
 def counts(rates: DrafterRates) -> dict[int, tuple[float, float]]:
-    """Return offered and accepted draft tokens by kind."""
+    """Return reached and accepted draft tokens by kind."""
     return {
-        kind: (offered, rates.taken[kind]) for kind, offered in rates.offered.items() if kind >= 0
+        kind: (offered, rates.accepted[kind])
+        for kind, offered in rates.reached.items()
+        if kind >= 0
     }
 
 
@@ -131,7 +133,7 @@ def learn(rates: DrafterRates, right: bool, times: int = 1, kind: int = 1, depth
     """Count a draft token in each of ``times`` steps."""
     for _ in range(times):
         rates.fade()
-        rates.learn(kind, depth, right=right, share=True)
+        rates.learn(kind, depth, accepted=right, share=True)
 
 
 def test_the_rate_is_the_mean_of_prior_and_counts() -> None:
@@ -228,7 +230,7 @@ def test_few_counts_leave_the_prior_and_many_replace_it() -> None:
     stats = AcceptanceStats()
     assert stats.rate("a", 1, 1, 0.0, 0.3) == pytest.approx(0.3)
     for number in range(1000):
-        stats.learn("a", 1, 1, 0.0, right=number % 4 == 0)
+        stats.learn("a", 1, 1, 0.0, accepted=number % 4 == 0)
         if number == 0:
             assert stats.rate("a", 1, 1, 0.0, 0.3) == pytest.approx((1 + 0.3 * 16) / 17)
     assert stats.rate("a", 1, 1, 0.0, 0.3) == pytest.approx(0.25, abs=0.01)
@@ -237,11 +239,11 @@ def test_few_counts_leave_the_prior_and_many_replace_it() -> None:
 def test_statistics_depend_on_source_kind_and_depth() -> None:
     stats = AcceptanceStats()
     for _ in range(1000):
-        stats.learn("a", 1, 2, 0.7, right=True)
+        stats.learn("a", 1, 2, 0.7, accepted=True)
     assert stats.rate("a", 1, 2, 0.7, 0.1) > 0.9
     for other in (("b", 1, 2, 0.7), ("a", 2, 2, 0.7), ("a", 1, 1, 0.7), ("a", 1, 3, 0.7)):
         assert stats.rate(*other, 0.1) == pytest.approx(0.1)
-    stats.learn("a", 1, 4, 0.7, right=True)
+    stats.learn("a", 1, 4, 0.7, accepted=True)
     # All depths from 4 on have the same counts.
     assert stats.rate("a", 1, 9, 0.7, 0.1) == stats.rate("a", 1, 4, 0.7, 0.1) > 0.1
 
@@ -249,12 +251,12 @@ def test_statistics_depend_on_source_kind_and_depth() -> None:
 def test_old_counts_fade() -> None:
     stats = AcceptanceStats()
     for _ in range(20_000):
-        stats.learn("a", 1, 1, 0.0, right=True)
+        stats.learn("a", 1, 1, 0.0, accepted=True)
     for _ in range(8_000):
-        stats.learn("a", 1, 1, 0.0, right=False)
+        stats.learn("a", 1, 1, 0.0, accepted=False)
     assert stats.rate("a", 1, 1, 0.0, 0.5) < 0.25
-    ((offered, taken),) = stats.counts.values()
-    assert 0 <= taken <= offered <= 4096
+    ((reached, accepted),) = stats.counts.values()
+    assert 0 <= accepted <= reached <= 4096
 
 
 def confidences(shared: AcceptanceStats | None = None, source: str = "draft_model") -> DrafterRates:

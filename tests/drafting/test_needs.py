@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from pronk.base.errors import OptionError
+from pronk.base.errors import CacheFullError, OptionError
 from pronk.cache.paged import PagedCache
-from pronk.drafting import Capabilities, DraftContext, Proposer, check_needs
+from pronk.drafting import Capabilities, DraftContext, Drafter, Proposer, check_needs
 from pronk.drafting.combined.merged import MergedProposer
 from pronk.drafting.proposer import bind_proposer
 from pronk.drafting.target import Target
@@ -27,6 +28,30 @@ class Needy(Proposer[tuple[()]]):
 
     def propose(self, contexts: Sequence[DraftContext[tuple[()]]]) -> list[TokenTree]:
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+
+
+class Faulty(Drafter):
+    """A drafter whose ``bind`` raises a given error."""
+
+    name = "faulty"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def bind(self, target: Target) -> Needy:
+        raise self.error
+
+
+def test_an_error_in_bind_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(OptionError) as caught:
+        bind_proposer(Faulty(LookupError("no\nweights")), target())
+    message = str(caught.value)
+    assert message.startswith("drafter faulty: expected bind() to return a Proposer, found Lookup")
+    assert "\n" not in message
+    assert "in bind\n" in caplog.text
+    with pytest.raises(CacheFullError, match="as it is"):
+        bind_proposer(Faulty(CacheFullError("as it is")), target())
 
 
 class SharedCache(PagedCache):

@@ -134,8 +134,12 @@ def test_variants_and_options(variant: str, options: str) -> None:
     assert total(got, "accepted") > 0
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "suffix", "oracle", "draft_model", "eagle3"])
-@pytest.mark.parametrize("preempts", [False, True])
+@pytest.mark.parametrize(
+    ("name", "preempts"),
+    covering(
+        ["autoregressive", "suffix", "oracle", "draft_model", "eagle3"], [False, True], strength=1
+    ),
+)
 def test_prefix_cache_and_preemption(name: str, preempts: bool) -> None:
     """Equal prompts with other adapters take no blocks of each other; with the same adapter they
     do.

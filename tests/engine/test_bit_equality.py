@@ -76,6 +76,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_dim": 10,
     },
     "recurrent": {"special": "recurrent", "windows": (None, None, None)},
+    "latent attention": {"special": "latent"},
+    "latent attention of 13 heads": {"special": "plain latent", "heads": 13},
+    "mamba": {"special": "mamba", "windows": (None, None, None)},
+    "parallel": {"special": "parallel", "windows": (None, None, None)},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "gemma": {"special": "gemma", "windows": (50, None)},
@@ -83,6 +87,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms of outputs": {"special": "outputs"},
     "experts": {"special": "experts"},
     "routers": {"special": "routers"},
+    "sublayers": {"special": "sublayers", "windows": (None,) * 6},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),
@@ -90,6 +95,7 @@ OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "int4": (FLOAT32, {"weights": "int4"}),
     "int4, rows of bfloat16": (BFLOAT16, {"weights": "int4", "qk_norm": True}),
     "int8, rows of bfloat16": (BFLOAT16, {"weights": "int8", "classic": True}),
+    "latent attention, int8": (FLOAT32, {"weights": "int8", "special": "latent"}),
     "experts, int4": (FLOAT32, {"weights": "int4", "special": "experts"}),
     "experts, int8, rows of bfloat16": (BFLOAT16, {"weights": "int8", "special": "experts"}),
 }
@@ -218,7 +224,7 @@ class Texts:
         layers = [
             index
             for index, layer in enumerate(self.runner.decoder.layers)
-            if layer.reads is None and layer.recurrent is None
+            if layer.reads is None and (layer.recurrent is None or layer.recurrent.parallel)
         ]
         return [each for layer in layers for each in read_kv(self.cache, layer, block_table)]
 
@@ -636,9 +642,10 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
 @EACH
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""
-    if variant.startswith(("convolutions", "gemma4", "recurrent")):
+    special = ("convolutions", "gemma4", "latent", "recurrent", "mamba", "parallel")
+    if variant.startswith(special):
         pytest.skip(
-            "the oracle has attention only; tests/models/test_logits.py compares transformers"
+            "the oracle has plain attention; tests/models/test_logits.py compares transformers"
         )
     decoder = tiny_decoder(dtype, **VARIANTS[variant])
     module = tiny_module(dtype, **VARIANTS[variant])

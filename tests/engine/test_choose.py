@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints import MakeCheckpoint
+from covering import covering
 from pronk.base.errors import CacheFullError, OptionError, PromptError
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
@@ -76,9 +77,14 @@ def test_options_that_need_several_trees(llm: LLM) -> None:
     assert list(found.logprobs) == read(llm, PROMPT, options)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 @pytest.mark.parametrize(
-    "variant", [{}, {"kv_dtype": "int8"}, {"prefix_cache": True, "weights": "int4"}], ids=str
+    ("family", "variant"),
+    covering(
+        ["llama", "gpt2", "mistral"],
+        [{}, {"kv_dtype": "int8"}, {"prefix_cache": True, "weights": "int4"}],
+        strength=1,
+    ),
+    ids=str,
 )
 def test_other_models(checkpoint: MakeCheckpoint, family: str, variant: dict[str, Any]) -> None:
     llm = LLM(checkpoint(family), threads=1, **variant)

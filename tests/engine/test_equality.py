@@ -236,6 +236,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "other deviations": {"special": "others", "windows": (None, 50, None)},
     "experts": {"special": "experts"},
     "routers": {"special": "routers", "windows": (None, None, 50)},
+    "sublayers": {"special": "sublayers", "windows": (None,) * 6},
+    "sublayers, int4": {
+        "special": "sublayers",
+        "weights": "int4",
+        "windows": (None,) * 6,
+        "kv_dtype": INT8,
+    },
     "experts, int4": {"special": "experts", "weights": "int4", "windows": (50, None, None)},
     "convolutions": {"special": "convolutions", "windows": (None, None, None)},
     "convolutions, int4": {
@@ -251,8 +258,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "windows": (None, None, None),
         "kv_dtype": INT8,
     },
+    "latent attention": {"special": "latent", "windows": (None, None, None)},
+    "latent attention, int4": {"special": "plain latent", "weights": "int4", "kv_dtype": INT8},
     "gemma4": GEMMA4,
     "gemma4, int8 cache": GEMMA4 | {"kv_dtype": INT8, "weights": "int4"},
+    "mamba": {"special": "mamba", "windows": (None, None, None)},
+    "parallel": {"special": "parallel", "windows": (None, None, None)},
+    "parallel, int4": {
+        "special": "parallel",
+        "weights": "int4",
+        "windows": (None, None, None),
+        "kv_dtype": INT8,
+    },
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
     "int8 cache": {"kv_dtype": INT8},
@@ -277,7 +294,11 @@ def test_other_models(variant: str, options: str, dtype: DType) -> None:
 
 
 DEVIATING = pytest.mark.parametrize(
-    "variant", ["gemma", "gemma4", "other deviations", "convolutions", "recurrent"]
+    "variant",
+    [
+        *("gemma", "gemma4", "other deviations", "convolutions"),
+        *("recurrent", "mamba", "sublayers", "latent attention"),
+    ],
 )
 
 
@@ -326,7 +347,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("variant", ["convolutions", "gemma4", "recurrent"])
+@pytest.mark.parametrize("variant", ["convolutions", "gemma4", "recurrent", "mamba", "parallel"])
 @pytest.mark.parametrize("name", ["recycling", "suffix", "eagle3 tree", "auto"])
 def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) -> None:
     """Trees, chains, first layers and kept features."""

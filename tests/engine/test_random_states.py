@@ -38,6 +38,8 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import assert_idle, run, tiny_decoder
 
+# Targets with each rule of recurrent layers, and with a recurrence beside attention.
+TARGETS = ("recurrent", "mamba", "parallel")
 KINDS = ("greedy", "temperature", "penalties", "top_p", "guided", "repetitive", "thinking")
 TREES = {
     "oracle": oracle_trees(0.8),
@@ -71,18 +73,22 @@ def options_of(kind: str, seed: int, max_tokens: int) -> SamplingParams:
 
 
 @cache
-def plain(prompt: tuple[int, ...], kind: str, seed: int, max_tokens: int) -> Request:
+def plain(target: str, prompt: tuple[int, ...], kind: str, seed: int, max_tokens: int) -> Request:
     """Return a request of plain decoding, alone."""
     request = ask(prompt, options_of(kind, seed, max_tokens))
-    run(engine_of(FLOAT32, **RECURRENT), [request])
+    run(engine_of(FLOAT32, **(RECURRENT | {"special": target})), [request])
     return request
 
 
 class Script:
-    """Random requests on one engine, which is restarted from time to time."""
+    """Random requests on one engine, which is restarted from time to time.
+
+    The seed chooses the target, too: one of :data:`TARGETS`.
+    """
 
     def __init__(self, seed: int, server: Server, patch: pytest.MonkeyPatch) -> None:
         self.dice = random.Random(seed)
+        self.target = TARGETS[seed % len(TARGETS)]
         self.server = server
         self.patch = patch
         self.counts = Counter[str]()
@@ -107,7 +113,8 @@ class Script:
             requests + dice.randrange(2), dice.choice((0, 1, 4, 9)), dice.choice((16, 40, 120))
         )
         engine = self.server.start(
-            tiny_decoder(FLOAT32, **RECURRENT),
+            tiny_decoder(FLOAT32, **(RECURRENT | {"special": self.target})),
+            self.target,
             state_counts=counts,
             max_batch=requests,
             prefill_chunk=dice.choice((1, 7, 16, 33, 200)),
@@ -140,7 +147,7 @@ class Script:
         for _ in range(size):
             prompt = self.prompt()
             case = (dice.choice(KINDS), dice.randrange(3), dice.randrange(1, 25))
-            want = plain(prompt, *case)
+            want = plain(self.target, prompt, *case)
             proposer = self.proposer(engine, dice.choice(DRAFTERS), want)
             request = ask(prompt, options_of(*case), proposer)
             request.branch_positions = tuple(

@@ -271,7 +271,10 @@ def test_a_passed_self_check_is_remembered(tmp_path: Path, monkeypatch: pytest.M
     assert checked == ["portable"] * 3
 
 
-def test_a_lower_instruction_set_on_request(checkpoint: MakeCheckpoint) -> None:
+def test_a_lower_instruction_set_on_request(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_BATCH_SIZES", FEW_ROWS)
     model = LLM(checkpoint("llama"), kernels="portable")
     assert model.kernels == "portable"
     assert model.exact

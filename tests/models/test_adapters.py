@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from adapters import ATTENTION, LINEAR, merged_logits, write_adapter
 from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
+from covering import covering
 from gguf_files import convert
 from pronk import LLM, Completion, Proposer, SamplingParams
 from pronk.base.arrays import FLOAT32, Array
@@ -209,8 +210,10 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int4"])
-@pytest.mark.parametrize("chosen", [each.name for each in candidates()])
+@pytest.mark.parametrize(
+    ("chosen", "weights"),
+    covering([each.name for each in candidates()], ["float32", "bfloat16", "int4"], strength=1),
+)
 def test_requests_of_a_batch_have_the_bits_of_each_alone(
     chosen: str, weights: str, llama: tuple[Path, dict[str, Path]]
 ) -> None:

@@ -4,6 +4,7 @@ loops in NumPy.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,26 +158,60 @@ def text_of(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 131, length).tolist()
 
 
+@cache
+def reader_module(norms: str) -> DenseModel:
+    """Return the weights of the model whose layers read other layers, the same for all backends."""
+    fields: dict[str, Any] = {"qk_norm": bool(norms), "whole_qk_norm": norms == "whole"}
+    return module_of(replace(tiny_config(windows=WINDOWS), layer_ropes=ROPES, **fields))
+
+
+@cache
+def other_modules() -> tuple[DenseModel, ...]:
+    """Return the weights of the two models whose caches are read."""
+    return tuple(
+        module_of(
+            replace(tiny_config(windows=windows, kv_heads=kv_heads, heads=kv_heads), rope=rope),
+            seed,
+        )
+        for seed, (windows, kv_heads, rope) in enumerate(
+            zip(OTHER_WINDOWS, (3, 1), (SLOW, FAST), strict=True), 1
+        )
+    )
+
+
+@cache
+def slow_cache(index: int, length: int, start: int) -> Cached:
+    """Return what another model's cache holds of a text, by :func:`slow`."""
+    held = text_of(77, length) or [0]
+    return slow(other_modules()[index], held, {})[1]._replace(length=length, start=start)
+
+
+@cache
+def slow_logits(
+    norms: str,
+    text: tuple[int, ...],
+    reads: tuple[tuple[int, KVSource], ...],
+    held: tuple[tuple[int, int], ...],
+) -> Array:
+    """Return the logits of :func:`slow`, which are computed once for all backends.
+
+    ``held`` has the length and the start of what each other cache holds.
+    """
+    others = [slow_cache(index, *each) for index, each in enumerate(held)]
+    return slow(reader_module(norms), text, dict(reads), others)[0]
+
+
 class Model:
     """A model with layers that read earlier layers, or the caches of two other models."""
 
     def __init__(
         self, backend: Backend, norms: str = "", reads: Mapping[int, KVSource] = OWN | OTHERS
     ) -> None:
-        fields: dict[str, Any] = {"qk_norm": bool(norms), "whole_qk_norm": norms == "whole"}
-        config = replace(tiny_config(windows=WINDOWS), layer_ropes=ROPES, **fields)
-        self.module = module_of(config)
-        self.others = [
-            module_of(
-                replace(tiny_config(windows=windows, kv_heads=kv_heads, heads=kv_heads), rope=rope),
-                seed,
-            )
-            for seed, (windows, kv_heads, rope) in enumerate(
-                zip(OTHER_WINDOWS, (3, 1), (SLOW, FAST), strict=True), 1
-            )
-        ]
+        self.norms = norms
+        self.module = reader_module(norms)
+        self.others = other_modules()
         self.backend = backend
-        self.cache = new_cache(config, backend)
+        self.cache = new_cache(self.module.config, backend)
         self.other_caches = [new_cache(other.config, backend) for other in self.others]
         decoder = sharing_decoder(self.module, backend, reads)
         self.runner = ModelRunner(decoder, self.cache, self.other_caches)
@@ -197,7 +232,7 @@ class Text:
         self.table = BlockTable()
         self.others = []
         tables = []
-        for other, runner, length in zip(model.others, model.other_runners, lengths, strict=True):
+        for index, (runner, length) in enumerate(zip(model.other_runners, lengths, strict=True)):
             table = BlockTable()
             held = text_of(77, length)
             if held:
@@ -208,7 +243,7 @@ class Text:
                 runner.cache.commit_slots(table, range(length))
             runner.cache.release_before(table, released)
             start = table.num_released * runner.cache.block_size
-            self.others.append(slow(other, held or [0], {})[1]._replace(length=length, start=start))
+            self.others.append(slow_cache(index, length, start))
             tables.append(table)
         self.tables = tuple(tables)
 
@@ -228,9 +263,14 @@ class Text:
         """Return the logits ``[nodes, vocab]`` of a tree below the committed tokens."""
         before = self.tokens[: self.table.length]
         paths = [[tree.tokens[i] for i in (0, *tree.path(node))] for node in range(len(tree))]
-        return np.stack(
-            [slow(self.model.module, before + path, reads, self.others)[0][-1] for path in paths]
-        )
+        return np.stack([self.slow_logits(before + path, reads)[-1] for path in paths])
+
+    def slow_logits(
+        self, tokens: Sequence[int], reads: Mapping[int, KVSource] = OWN | OTHERS
+    ) -> Array:
+        """Return the logits ``[len(tokens), vocab]`` of a text, by :func:`slow`."""
+        held = tuple((each.length, each.start) for each in self.others)
+        return slow_logits(self.model.norms, tuple(tokens), tuple(reads.items()), held)
 
     def read(self, *chunks: int) -> Array:
         """Run the tokens in chunks; return their logits ``[tokens, vocab]``."""
@@ -256,7 +296,7 @@ def test_prompts_in_chunks(backend: Backend, norms: str) -> None:
     for chunks in ((23,), (1,) * 23, (4, 16, 3)):
         text = Text(model, text_of(0, 23), (19, 7))
         found = text.read(*chunks)
-        assert_near(found, slow(model.module, text.tokens, OWN | OTHERS, text.others)[0])
+        assert_near(found, text.slow_logits(text.tokens))
 
 
 @EVERY

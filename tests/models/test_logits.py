@@ -99,7 +99,31 @@ PARTIAL_LONGROPE = LONGROPE | {
     "hidden_size": 96,
     **longrope(12, attention_factor=1.3, partial_rotary_factor=0.75),
 }
+# The factor of scores, that of cosines and sines, and the ramp of the frequencies.
+LATENT_YARN = {"qk_rope_head_dim": 32, **rope("yarn", mscale=0.7, mscale_all_dim=1.3, **YARN)}
 CASES = [
+    Case("latents of queries", "deepseek_v2", {}),
+    Case("queries without latents", "deepseek_v2", {"q_lora_rank": None}),
+    Case("latent attention, yarn", "deepseek_v2", LATENT_YARN, 100),
+    Case("latent attention, biases", "deepseek_v2", {"attention_bias": True}),
+    Case("latent attention, dense", "deepseek_v2", {"first_k_dense_replace": 3}),
+    Case(
+        "softmax in groups",
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.6,
+        },
+    ),
+    Case("sigmoids in groups", "deepseek_v3", {}),
+    Case(
+        "sigmoids, not normalized",
+        "deepseek_v3",
+        {"norm_topk_prob": False, "n_group": 1, "topk_group": 1},
+    ),
+    Case("kinds of layers", "glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     Case("grouped", "llama", {}),
     Case("one head each", "llama", {"num_key_value_heads": 6}),
     Case("multi-query attention, one KV head", "llama", {"num_key_value_heads": 1}),
@@ -259,6 +283,57 @@ CASES = [
         2,
     ),
     Case("attention only", "lfm2", {"layer_types": ["full_attention"] * 3}),
+    Case("shared expert with a gate", "qwen2_moe", {}),
+    Case(
+        "layers without experts, windows, tied",
+        "qwen2_moe",
+        {
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            **window(8, max_window_layers=2),
+            **TIED,
+        },
+    ),
+    Case("half of consecutive values rotates", "glm4", {}, 100),
+    Case("no biases, one head each", "glm4", {"attention_bias": False, "num_key_value_heads": 6}),
+    Case("groups, a shared expert", "glm4_moe", {}),
+    Case(
+        "two shared experts, one group, norms, biases",
+        "glm4_moe",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    Case("experts", "lfm2_moe", {}),
+    Case(
+        "no correction, no norm, no dense layers",
+        "lfm2_moe",
+        {
+            "num_dense_layers": 0,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Case("gates of heads, seven taps, windows", "lfm3", {}, 60),
+    Case(
+        "plain norms, no gates, biases",
+        "lfm3",
+        {
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "conv_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     Case("shards", "llama", {"shard_size": "40KB"}),
     Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
     Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
@@ -363,15 +438,18 @@ DENSE = [
     "gemma2",
     "gemma3_text",
     "gemma4_text",
+    "glm4",
     "granite",
     "granite_swa",
+    "lfm3",
     "ministral3",
     "olmo2",
     "olmo3",
     "phi3",
     "smollm3",
 ]
-GREEDY = [*DENSE, "gpt_oss", "granitemoe", "lfm2", "mixtral", "qwen3_moe"]
+MIXTURES = ["glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "mixtral", "qwen2_moe", "qwen3_moe"]
+GREEDY = [*DENSE, *MIXTURES, "lfm2"]
 
 
 @pytest.mark.parametrize("family", GREEDY)

@@ -28,6 +28,7 @@ HIDDEN = 48
 VOCAB = 32
 
 GROUPED = RecurrentConfig((True, True), 2, 4, 8, 24, taps=4)
+MAMBA = replace(GROUPED, rule="mamba2", norm="after_gate", filter_bias=True)
 SHAPES = {
     "grouped": GROUPED,
     "tiled": replace(GROUPED, tiled_heads=True),
@@ -37,6 +38,11 @@ SHAPES = {
     "odd": RecurrentConfig((True, True), 1, 1, 40, 8, taps=3),
     "odd_keys": RecurrentConfig((True, True), 1, 2, 7, 5, taps=3),
     "one_tap": RecurrentConfig((True, True), 2, 2, 16, 40, taps=1),
+    "mamba": MAMBA,
+    "mamba, no norm": replace(MAMBA, norm="none", filter_bias=False),
+    "mamba, odd": replace(MAMBA, key_dim=7, value_dim=5, taps=3),
+    "mamba, wide": replace(MAMBA, key_heads=1, value_heads=3, key_dim=32, value_dim=64),
+    "parallel": replace(MAMBA, parallel=True),
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
@@ -48,7 +54,7 @@ def _linear(
 
 
 class Model:
-    """Embedding, two recurrent layers without MLPs, and a head; with random weights."""
+    """Embedding, two recurrent layers with MLPs, and a head; with random weights."""
 
     def __init__(
         self, backend: Backend, recurrent: RecurrentConfig, dtype: DType = FLOAT32
@@ -67,11 +73,15 @@ class Model:
             weights = {
                 "channels": random.normal(size=(recurrent.num_channels, HIDDEN)) * 0.3,
                 "gates": random.normal(size=(recurrent.num_outputs, HIDDEN)) * 0.3,
-                "scalars": random.normal(size=(2 * heads, HIDDEN)) * 0.3,
+                "scalars": random.normal(size=(recurrent.num_scalars, HIDDEN)) * 0.3,
                 "filter": random.normal(size=(recurrent.num_channels, 1, recurrent.taps)),
+                "filter_bias": random.normal(size=recurrent.num_channels) * 0.5,
                 "rate": -np.exp(random.uniform(-0.5, 2.0, heads)),
                 "bias": random.normal(size=heads) * 0.5,
-                "norm": 1 + 0.2 * random.normal(size=recurrent.value_dim),
+                "skip": random.normal(size=heads),
+                "norm": 1 + 0.2 * random.normal(size=norm_size(recurrent)),
+                "qkv": random.normal(size=(sum(config.qkv_sizes), HIDDEN)) * 0.2,
+                "attention_out": random.normal(size=(HIDDEN, HIDDEN)) * 0.2,
                 "out": random.normal(size=(HIDDEN, recurrent.num_outputs)) * 0.3,
                 "up": random.normal(size=(64, HIDDEN)) * 0.1,
                 "down": random.normal(size=(HIDDEN, 32)) * 0.1,
@@ -87,8 +97,16 @@ class Model:
             layer.filter = weights["filter"]
             layer.decay_rate = weights["rate"].astype(np.float32)
             layer.decay_bias = weights["bias"].astype(np.float32)
-            layer.mixer_norm = Norm.of(self.config, weights["norm"])
-            layer.out = linear("out", "out")
+            if recurrent.filter_bias:
+                layer.filter_bias = weights["filter_bias"]
+            if recurrent.rule == "mamba2":
+                layer.skip = weights["skip"]
+            if recurrent.norm != "none":
+                layer.mixer_norm = Norm.of(self.config, weights["norm"])
+            layer.mixer_out = linear("out", "mixer_out")
+            if recurrent.parallel:
+                layer.qkv = linear("qkv", "qkv")
+                layer.out = linear("attention_out", "out")
             layer.up = linear("up", "up")
             layer.down = linear("down", "down")
             layer.attention_norm = layer.mlp_norm = Norm.of(self.config, np.ones(HIDDEN))
@@ -167,12 +185,81 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return [random.randrange(VOCAB) for _ in range(count)]
 
 
+def norm_size(config: RecurrentConfig) -> int:
+    """Return the number of weights of the norm of a recurrence's outputs."""
+    return config.value_dim if config.norm == "before_gate" else config.num_outputs
+
+
 def rms(x: Array, weight: Array | float = 1.0) -> Array:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weight
 
 
 def silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
+
+
+def gated_delta(
+    config: RecurrentConfig, w: dict[str, Array], q: Array, k: Array, v: Array, scalars: Array
+) -> Array:
+    """Return the outputs of Gated DeltaNet, ``[tokens, value_heads, value_dim]``."""
+    q = q / np.sqrt((q * q).sum(-1, keepdims=True) + 1e-6) / np.sqrt(config.key_dim)
+    k = k / np.sqrt((k * k).sum(-1, keepdims=True) + 1e-6)
+    beta, decay = np.split(scalars, 2, axis=1)
+    beta = 1 / (1 + np.exp(-beta))
+    decay = np.exp(w["rate"] * np.log1p(np.exp(decay + w["bias"])))
+    group = config.value_heads // config.key_heads
+    outputs = np.zeros_like(v)
+    for head in range(config.value_heads):
+        key_head = head % config.key_heads if config.tiled_heads else head // group
+        state = np.zeros((config.key_dim, config.value_dim))
+        for t in range(len(v)):
+            state = decay[t, head] * state
+            delta = beta[t, head] * (v[t, head] - state.T @ k[t, key_head])
+            state = state + np.outer(k[t, key_head], delta)
+            outputs[t, head] = state.T @ q[t, key_head]
+    return outputs
+
+
+def mamba2(
+    config: RecurrentConfig, w: dict[str, Array], c: Array, b: Array, x: Array, scalars: Array
+) -> Array:
+    """Return the outputs of Mamba 2, ``[tokens, heads, head_dim]``, in the names of its paper.
+
+    The state of a head is ``[head_dim, state_dim]``, transposed to that of the kernels.
+    """
+    per_group = config.value_heads // config.key_heads
+    outputs = np.zeros_like(x)
+    for head in range(config.value_heads):
+        group = head // per_group
+        state = np.zeros((config.value_dim, config.key_dim))
+        for t in range(len(x)):
+            dt = np.log1p(np.exp(scalars[t, head] + w["bias"][head]))
+            decay = np.exp(dt * w["rate"][head])
+            state = decay * state + np.outer(dt * x[t, head], b[t, group])
+            outputs[t, head] = state @ c[t, group] + w["skip"][head] * x[t, head]
+    return outputs
+
+
+def attention(config: ModelConfig, w: dict[str, Array], h: Array) -> Array:
+    """Return the output of causal attention with rotary embeddings, ``[tokens, hidden]``."""
+    size = config.head_dim
+    heads = (h @ w["qkv"].T).reshape(len(h), -1, size)
+    half = size // 2
+    angles = np.arange(len(h))[:, None] * 10000.0 ** (-np.arange(half) / half)
+    first = heads[..., :half]
+    second = heads[..., half:]
+    cos = np.cos(angles)[:, None]
+    sin = np.sin(angles)[:, None]
+    turned = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+    stop = config.num_heads + config.num_kv_heads
+    keys = turned[:, config.num_heads : stop].repeat(config.group, axis=1)
+    values = heads[:, stop:].repeat(config.group, axis=1)
+    scores = np.einsum("qhd,khd->hqk", turned[:, : config.num_heads], keys) / np.sqrt(size)
+    scores[:, ~np.tri(len(h), dtype=bool)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    outputs = np.einsum("hqk,khd->qhd", weights, values).reshape(len(h), -1)
+    return outputs @ w["attention_out"].T
 
 
 def loop(model: Model, tokens: Sequence[int]) -> Array:
@@ -188,29 +275,21 @@ def loop(model: Model, tokens: Sequence[int]) -> Array:
         mixed = sum(
             padded[tap : tap + len(inputs)] * w["filter"][:, 0, tap] for tap in range(config.taps)
         )
-        mixed = silu(mixed)
+        mixed = silu(mixed + w["filter_bias"] if config.filter_bias else mixed)
         keys = config.key_heads * config.key_dim
         q = mixed[:, :keys].reshape(len(x), config.key_heads, config.key_dim)
         k = mixed[:, keys : 2 * keys].reshape(q.shape)
         v = mixed[:, 2 * keys :].reshape(len(x), config.value_heads, config.value_dim)
-        q = q / np.sqrt((q * q).sum(-1, keepdims=True) + 1e-6) / np.sqrt(config.key_dim)
-        k = k / np.sqrt((k * k).sum(-1, keepdims=True) + 1e-6)
+        recur = mamba2 if config.rule == "mamba2" else gated_delta
+        outputs = recur(config, w, q, k, v, h @ w["scalars"].T)
         z = (h @ w["gates"].T).reshape(v.shape)
-        beta, decay = np.split(h @ w["scalars"].T, 2, axis=1)
-        beta = 1 / (1 + np.exp(-beta))
-        decay = np.exp(w["rate"] * np.log1p(np.exp(decay + w["bias"])))
-        group = config.value_heads // config.key_heads
-        outputs = np.zeros_like(v)
-        for head in range(config.value_heads):
-            key_head = head % config.key_heads if config.tiled_heads else head // group
-            state = np.zeros((config.key_dim, config.value_dim))
-            for t in range(len(x)):
-                state = decay[t, head] * state
-                delta = beta[t, head] * (v[t, head] - state.T @ k[t, key_head])
-                state = state + np.outer(k[t, key_head], delta)
-                outputs[t, head] = state.T @ q[t, key_head]
-        y = rms(outputs, w["norm"]) * silu(z)
-        x = x + y.reshape(len(x), -1) @ w["out"].T
+        normed = rms(outputs, w["norm"]) if config.norm == "before_gate" else outputs
+        y = normed * silu(z)
+        if config.norm == "after_gate":
+            groups = y.reshape(len(x), config.key_heads, -1)
+            y = rms(groups).reshape(len(x), -1) * w["norm"]
+        attended = attention(model.config, w, h) if config.parallel else 0.0
+        x = x + y.reshape(len(x), -1) @ w["out"].T + attended
         gate, up = np.split(rms(x) @ w["up"].T, 2, axis=1)
         x = x + (silu(gate) * up) @ w["down"].T
     return rms(x) @ model.head.astype(np.float64).T
@@ -305,3 +384,24 @@ def test_random_scripts(backend: Backend, shape: str) -> None:
     states = executor.cache.states
     assert states is not None
     assert states.num_free_updates == states.num_updates
+
+
+@pytest.mark.parametrize("pool", ["states", "updates"])
+def test_other_layouts_are_refused(pool: str) -> None:
+    """The kernels compare the sizes of the arrays with those that they compute themselves."""
+    model = Model(BACKENDS[0], MAMBA)
+    cache = model.cache()
+    states = cache.states
+    assert states is not None
+    arrays = getattr(states, pool)
+    arrays[1] = np.zeros((len(arrays[1]), 16, *arrays[1].shape[1:]), np.float32)
+    with pytest.raises(AssertionError, match="unsupported shape"):
+        Text(LayerExecutor(model.decoder, cache)).read([1, 2, 3])
+
+
+def test_room_for_keys() -> None:
+    """Only recurrent layers that have attention, too, have room for keys and values."""
+    for parallel in (False, True):
+        cache = Model(BACKENDS[0], replace(MAMBA, parallel=parallel)).cache()
+        assert [keys.size > 0 for keys in cache.keys] == [parallel] * 2
+        assert [values.size > 0 for values in cache.values] == [parallel] * 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint, transformers_cached_greedy, transformers_logits
+from covering import covering
 from models.test_loader import load
 from pronk import LLM, SamplingParams
 from recurrent_models import FAMILIES, HEADS, SIZES, publish, with_mtp
@@ -36,8 +37,7 @@ def test_prompts_equal_transformers(
         assert np.abs(found - expected).max() < TOLERANCE * max(1.0, expected.std())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("family", "heads"), covering(FAMILIES, [*HEADS], strength=1))
 def test_greedy_output_equals_transformers(
     family: str, heads: str, checkpoint: MakeCheckpoint
 ) -> None:

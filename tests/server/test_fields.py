@@ -13,7 +13,7 @@ import pytest
 from pronk import LLM
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.fields import IGNORED_HEADER, report_header
+from pronk.server.protocol.field_report import IGNORED_HEADER, report_header
 from server.serving import KEY, Running, running
 from server.tool_models import FEW_LAYERS, tool_model
 

@@ -27,7 +27,7 @@ from pronk import LLM, SamplingParams
 from pronk.base.errors import CheckpointError, OptionError
 from pronk.base.fair_executor import FairExecutor
 from pronk.checkpoint.hub.clone_models import tiny_model
-from pronk.drafting.acceptance_stats import AcceptanceFile
+from pronk.drafting.acceptance_file import AcceptanceFile
 from pronk.server import model_pool
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import ModelLoader

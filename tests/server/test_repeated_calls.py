@@ -229,15 +229,15 @@ def test_generation_ends_with_the_first_repetition(
     without the end.
     """
     replies = [
-        ask(tooled, n=8, drafter=drafter, guide_mode=guide_mode)
+        ask(tooled, n=4, drafter=drafter, guide_mode=guide_mode)
         for drafter in ("autoregressive", "suffix", "recycling", "prompt_lookup")
     ]
     for reply in replies:
-        assert calls_of(reply) == [[("f", '{"a": 1}')]] * 8
-        assert [choice["finish_reason"] for choice in reply["choices"]] == ["tool_calls"] * 8
+        assert calls_of(reply) == [[("f", '{"a": 1}')]] * 4
+        assert [choice["finish_reason"] for choice in reply["choices"]] == ["tool_calls"] * 4
         assert reply["usage"]["completion_tokens"] == replies[0]["usage"]["completion_tokens"]
     monkeypatch.setattr(RepeatedCalls, "push", lambda *_: False)
-    without = ask(tooled, n=8, drafter="suffix", guide_mode=guide_mode)
+    without = ask(tooled, n=4, drafter="suffix", guide_mode=guide_mode)
     assert calls_of(without) == calls_of(replies[0])
     assert without["usage"]["completion_tokens"] > replies[0]["usage"]["completion_tokens"]
 

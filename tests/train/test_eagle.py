@@ -36,7 +36,8 @@ from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.run import Run, train_head
-from pronk.train.teacher import StateSource, Teacher, target_states
+from pronk.train.target_states import StateSource, target_states
+from pronk.train.teacher import Teacher
 from tiny_models import VOCAB, make_engine, tiny_decoder
 from train.tiny import InterruptingConsole, refusal, run_command, shown
 from train.tiny_modules import tiny_module
@@ -220,7 +221,7 @@ def test_chain_attention_equals_a_slow_loop() -> None:
 def test_states_of_the_engine_are_those_of_the_module(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pronk.train.teacher._CHUNK", chunk)
+    monkeypatch.setattr("pronk.train.target_states._CHUNK", chunk)
     engine = make_engine(tiny_decoder(windows=WINDOWS))
     module = tiny_module(windows=WINDOWS)
     free = engine.cache.allocator.num_free
@@ -563,7 +564,8 @@ def test_kept_states_replace_the_target(
     files[0].write_bytes(files[0].read_bytes()[:-40])
     calls: list[int] = []
     monkeypatch.setattr(
-        "pronk.train.teacher.target_states", lambda *given: calls.append(1) or target_states(*given)
+        "pronk.train.target_states.target_states",
+        lambda *given: calls.append(1) or target_states(*given),
     )
     second = train(begin("second", steps=2, states=kept))
     assert len(calls) == 1

@@ -19,7 +19,8 @@ from pronk.train.loop import Trainer
 from pronk.train.modules.decoder import load_ends, load_module
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
-from pronk.train.teacher import Teacher, target_states
+from pronk.train.target_states import target_states
+from pronk.train.teacher import Teacher
 from recurrent_models import FAMILIES, HEADS, RecurrentOracle, with_mtp, write_gguf
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -102,7 +103,7 @@ def test_features_are_those_of_the_deployed_target(
     family: str, chunk: int, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features and the target's likeliest tokens, against an oracle that reads token by token."""
-    monkeypatch.setattr("pronk.train.teacher._CHUNK", chunk)
+    monkeypatch.setattr("pronk.train.target_states._CHUNK", chunk)
     made = checkpoint(family, **HEADS["two values"])
     llm = LLM(made, threads=1, dtype="float32", drafter="autoregressive")
     text = [token % 300 for token in range(3, 60, 3)]

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plots import PLOTS, REAL, REAL_ELSEWHERE, faster_mode, real_rows
 
 from pronk.drafting import REGISTRY
-from pronk.server.protocol.fields import TABLE, Accepted, Envelope, Refused, Renamed, Treatment
+from pronk.server.protocol.field_table import TABLE, Accepted, Envelope, Refused, Renamed, Treatment
 
 __all__ = ["ROOT", "pages", "update"]
 

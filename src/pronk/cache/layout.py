@@ -12,6 +12,8 @@ panels, 8 bits    ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes:
                   codes of 16 slots, then their 16 scales
 ================  ========================================================
 
+With latent attention, there are only rows: the first elements of a key are the value.
+
 ``n`` adjacent dimensions of a key are stored side by side: 2 in bfloat16, 1 in float32. In 8 bits a
 number is ``scale * code``, with a float32 scale (4 bytes) for each token and head: the largest
 magnitude divided by 127. The codes of a token therefore do not depend on other tokens.
@@ -86,11 +88,12 @@ def choose_layouts(kv_dtype: DType) -> tuple[PoolLayout, PoolLayout]:
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: DType) -> int:
     """Return the number of bytes of one token's keys and values, over all layers."""
     scale_bytes = _SCALE_BYTES if kv_dtype == INT8 else 0
+    num_arrays = 1 if config.has_values_in_keys else 2
     num_bytes = 0
     for layer in filter(config.stores_keys, range(config.num_layers)):
         shape = config.shape_of(layer)
         head_bytes = shape.head_dim * kv_dtype.itemsize + scale_bytes
-        num_bytes += 2 * shape.num_kv_heads * head_bytes
+        num_bytes += num_arrays * shape.num_kv_heads * head_bytes
     return num_bytes
 
 

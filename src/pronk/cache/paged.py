@@ -85,9 +85,10 @@ class PagedCache:
         dtype: data type of the model, of states and of saved layer outputs.
         kv_dtype: data type of stored keys and values: ``dtype`` or int8.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
-        values: one array per layer, empty for a layer with a short convolution. For a recurrent
-            layer, whose states are in ``states``, and for a layer that reads the keys of another
-            one, ``keys`` is empty, too.
+        values: one array per layer, empty for a layer without attention, and for one that reads the
+            keys of another. Then ``keys`` is empty, too, unless the layer has a short convolution.
+            With latent attention, ``keys`` is empty, and a row of ``values`` is the key, whose
+            first elements are the value.
         features: arrays ``[1, slots, width]`` of saved features.
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.
@@ -162,7 +163,8 @@ class PagedCache:
             num_heads = shape.num_kv_heads if config.stores_keys(layer) else 0
             key_shape = self._key_layout.shape(self.num_slots, shape.head_dim)
             value_shape = self._value_layout.shape(self.num_slots, shape.head_dim)
-            keys = self._new_pool(num_heads, key_shape, self.kv_dtype)
+            num_keys = 0 if config.has_values_in_keys else num_heads
+            keys = self._new_pool(num_keys, key_shape, self.kv_dtype)
             if config.convolution_of(layer):
                 keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
             self.keys.append(keys)
@@ -395,11 +397,13 @@ class PagedCache:
         shapes = list[tuple[int, ...]]()
         for kind, pools in ((_KEY, self.keys), (_VALUE, self.values)):
             for layer, pool in enumerate(pools):
+                if not len(pool):
+                    continue
                 if config.stores_keys(layer):
                     shape = config.shape_of(layer)
                     kinds.append(kind)
                     shapes.append((shape.num_kv_heads, self.num_slots, shape.head_dim))
-                elif len(pool):
+                else:
                     kinds.append(_ROW)
                     shapes.append(pool.shape)
         kinds += [_ROW] * len(self.features)

@@ -23,7 +23,7 @@ from pronk.checkpoint.rope import RopeConfig
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 1024
 MAX_TAPS = 16
-MAX_HEAD_DIM = 512  # of attention and of recurrent layers
+MAX_HEAD_DIM = 576  # of attention and of recurrent layers
 MAX_ROPES = 2  # maximum number of different rotary embeddings of a model's layers
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
@@ -33,6 +33,11 @@ RouterScores = Literal["softmax", "sigmoid"]
 # Norms of a branch (attention or MLP) of a layer: of the branch's input, of its output before the
 # residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
+
+
+# Sublayers of a layer, each with its norm and its residual connection: a mixer of tokens
+# (attention, a short convolution or a recurrence), and an MLP (one, or a mixture of experts).
+Sublayers = Literal["both", "mixer", "mlp"]
 
 
 @dataclass(frozen=True)
@@ -144,20 +149,42 @@ class ConvolutionConfig:
     bias: bool = False
 
 
+# How a recurrent layer updates its state, and which of its outputs a norm spans.
+RecurrentRule = Literal["gated_delta", "mamba2"]
+RecurrentNorm = Literal["before_gate", "after_gate", "none"]
+
+
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """Recurrent layers, which some layers have in place of attention: Gated DeltaNet.
+    """Recurrent layers, which some layers have in place of attention or beside it.
 
     The layer projects a row to the inputs of a causal convolution over time, with SiLU, whose
     outputs are queries, keys and values. Each value head has a state ``S``, a matrix ``[key_dim,
-    value_dim]`` in float32 that holds what it keeps of the text. With the L2-normalized key ``k``
-    and query ``q``, the value ``v``, and two numbers of the row, the decay ``g <= 0`` and ``beta``
-    in 0..1, a token updates it and reads its output ``o`` (Yang et al. 2024, *Gated Delta
-    Networks*, equation 10)::
+    value_dim]`` in float32 that holds what it keeps of the text. A token updates it and reads its
+    output ``o``, by the query ``q``, the key ``k`` and the value ``v``. There are two rules.
+
+    ``"gated_delta"`` is Gated DeltaNet (Yang et al. 2024, *Gated Delta Networks*, equation 10).
+    Queries and keys have length 1, and queries are divided by ``sqrt(key_dim)``. For each value
+    head, a row has two scalars: ``beta`` is the sigmoid of the first, and the decay ``g <= 0``
+    is ``decay_rate * softplus(second + decay_bias)``::
 
         S = exp(g) S
         S = S + k (beta (v - S^T k))^T
         o = S^T q
+
+    ``"mamba2"`` is Mamba 2 (Dao and Gu 2024, *Transformers are SSMs*, section 7), which calls the
+    query ``C``, the key ``B``, the value ``x``, a value head a head and a key head a group. For
+    each value head, a row has one scalar: ``dt`` is ``softplus(scalar + decay_bias)``, and the
+    decay ``g`` is ``decay_rate * dt``::
+
+        S = exp(g) S + k (dt v)^T
+        o = S^T q + skip * v
+
+    ``dt`` has no limits. Limits that some configs state are applied by transformers to prompts and
+    not to single tokens, and by llama.cpp nowhere.
+
+    The outputs are multiplied by the SiLU of gates, a projection of the row, and projected to the
+    hidden size.
 
     Attributes:
         layers: for each layer, whether it is recurrent; the other layers have attention.
@@ -168,6 +195,13 @@ class RecurrentConfig:
         taps: number of tokens in a sum of the convolution, the row's token included.
         tiled_heads: whether value head ``i`` uses key head ``i % key_heads``, the order of GGUF
             files of Qwen3.5; otherwise it uses ``i // (value_heads / key_heads)``.
+        rule: how a token updates the state.
+        norm: RMSNorm of the outputs. ``"before_gate"``: of each value head, with one weight for
+            all heads. ``"after_gate"``: of all value heads of a key head together, after the
+            gates, with a weight for each output.
+        filter_bias: whether the convolution has a bias.
+        parallel: whether recurrent layers also have attention, of the same input; the outputs of
+            both are added.
     """
 
     layers: tuple[bool, ...]
@@ -177,6 +211,10 @@ class RecurrentConfig:
     value_dim: int
     taps: int
     tiled_heads: bool = False
+    rule: RecurrentRule = "gated_delta"
+    norm: RecurrentNorm = "before_gate"
+    filter_bias: bool = False
+    parallel: bool = False
 
     @property
     def num_channels(self) -> int:
@@ -187,6 +225,45 @@ class RecurrentConfig:
     def num_outputs(self) -> int:
         """Number of outputs of all value heads."""
         return self.value_heads * self.value_dim
+
+    @property
+    def num_scalars(self) -> int:
+        """Number of scalars of a row: for each value head beta and the decay, or ``dt``."""
+        return self.value_heads * (2 if self.rule == "gated_delta" else 1)
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-AI 2024, *DeepSeek-V2*, section 2.1), all layers.
+
+    A token has one *latent* ``c``, a normalized projection of its row, and one key ``r`` that RoPE
+    rotates. The keys of head ``h`` are ``[K_h c ; r]``, and its values ``V_h c``. A query is
+    ``[q ; p]``, of which RoPE rotates ``p``. All layers compute the *absorbed* form: the scores are
+    those of the query ``[K_h^T q ; p]`` and the key ``[c ; r]``, which all heads share, and ``V_h``
+    is applied to the weighted sum of the latents. The cache therefore has one row ``[c ; r]`` per
+    token and layer: ``ModelConfig.head_dim`` is its size, and ``ModelConfig.num_kv_heads`` is 1.
+
+    Attributes:
+        rank: size of a latent, a multiple of 16.
+        rope_dim: size of ``r`` and ``p``.
+        plain_dim: size of ``q``.
+        value_dim: size of a head's values, a multiple of 16.
+        query_rank: size of the latent of the queries, from which all queries are projected;
+            ``None``: they are projected from the row.
+        norm_eps: epsilon of the norms of the latents.
+    """
+
+    rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def query_dim(self) -> int:
+        """Size of a query before its product with the head's matrix of keys."""
+        return self.plain_dim + self.rope_dim
 
 
 @dataclass(frozen=True)
@@ -204,12 +281,14 @@ class ModelConfig:
         layer_input_size: width of the embedding that each layer has besides the model's: a layer
             adds a gated projection of its embedding of the row's token to the stream; 0: none.
         layer_scalars: whether the output of each layer is multiplied by a number of the checkpoint.
+        sublayers: what each layer consists of, if not all of them have a mixer and an MLP.
         gated: whether the MLP has a gate, as in SwiGLU.
         clamped_gate: whether the MLP computes ``g * sigmoid(1.702 * g) * (1 + u)``, with the gate
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
         mixture: mixtures of experts in place of MLPs; ``None``: no layer has one.
         convolution: short convolutions in place of attention; ``None``: no layer has one.
-        recurrent: recurrent layers in place of attention; ``None``: no layer has one.
+        recurrent: recurrent layers in place of attention or beside it; ``None``: no layer has one.
+        latent: multi-head latent attention; ``None``: each head has keys and values.
         gated_attention: whether the outputs of attention are multiplied by the sigmoid of a
             projection of the row, one gate per output.
         head_gates: whether the outputs of each head of attention are multiplied by the sigmoid of
@@ -232,6 +311,8 @@ class ModelConfig:
         logits_scale: factor of the logits.
         logits_cap: soft cap of the logits.
         tied: whether the LM head shares the weights of the embedding.
+        weight_factors: for modules of a layer that stack weights, such as ``qkv``, the factor of
+            each stacked weight. The weights are multiplied when they are loaded.
         dtype: data type of weights that are not quantized.
         quantization: ``quantization_config`` of config.json; ``None`` if it has none.
         name: the model's name in its files; "" if they have none.
@@ -255,12 +336,14 @@ class ModelConfig:
     intermediate_sizes: tuple[int, ...] = ()
     layer_input_size: int = 0
     layer_scalars: bool = False
+    sublayers: tuple[Sublayers, ...] = ()
     activation: Activation = "silu"
     gated: bool = True
     clamped_gate: bool = False
     mixture: MixtureConfig | None = None
     convolution: ConvolutionConfig | None = None
     recurrent: RecurrentConfig | None = None
+    latent: LatentConfig | None = None
     gated_attention: bool = False
     head_gates: bool = False
     rope: RopeConfig | None = None
@@ -281,6 +364,7 @@ class ModelConfig:
     logits_scale: float = 1.0
     logits_cap: float | None = None
     tied: bool = False
+    weight_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -362,6 +446,10 @@ class ModelConfig:
         layer_ropes = tuple(map(limited, self.layer_ropes))
         return replace(self, context=size, rope=limited(self.rope), layer_ropes=layer_ropes)
 
+    def sublayers_of(self, layer: int) -> Sublayers:
+        """Return what a layer (from 0) consists of."""
+        return self.sublayers[layer] if self.sublayers else "both"
+
     def mixture_of(self, layer: int) -> MixtureConfig | None:
         """Return the mixture of experts of a layer (from 0); ``None`` if it has a plain MLP."""
         if self.mixture is not None and self.mixture.layers[layer]:
@@ -382,11 +470,28 @@ class ModelConfig:
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer (from 0) has attention."""
-        return self.convolution_of(layer) is None and self.recurrent_of(layer) is None
+        return self.describe_mixer(layer) == "attention"
+
+    def describe_mixer(self, layer: int) -> str:
+        """Return what mixes the tokens in a layer (from 0), in words."""
+        recurrent = self.recurrent_of(layer)
+        if self.sublayers_of(layer) == "mlp":
+            return "an MLP alone"
+        if self.convolution_of(layer) is not None:
+            return "a short convolution"
+        if recurrent is not None and not recurrent.parallel:
+            return "a recurrence"
+        return "attention"
 
     def stores_keys(self, layer: int) -> bool:
         """Return whether a layer (from 0) has keys and values of its own in the cache."""
         return self.has_attention(layer) and self.shape_of(layer).reads is None
+
+    @cached_property
+    def num_storing_layers(self) -> int:
+        """Number of layers up to the last one that stores anything in the cache or in states."""
+        shared = [self.shape_of(layer).reads is not None for layer in range(self.num_layers)]
+        return max(layer + 1 for layer, reads in enumerate(shared) if not reads)
 
     def layers_like(self, layer: int, count: int = 1, **sizes: Any) -> ModelConfig:
         """Return the configuration of a model of ``count`` layers like layer ``layer`` (from 0).
@@ -399,6 +504,7 @@ class ModelConfig:
             "layer_ropes": (),
             "attention_shapes": (),
             "intermediate_sizes": (),
+            "sublayers": self.sublayers[layer : layer + 1] * count,
             "mixture": _like_layer(self.mixture, layer, count),
             "convolution": _like_layer(self.convolution, layer, count),
             "recurrent": _like_layer(self.recurrent, layer, count),
@@ -418,6 +524,16 @@ class ModelConfig:
         """Whether all layers compute the same as those of Llama, Mistral, Qwen or GPT-2."""
         is_usual = all(getattr(self, name) == value for name, value in _SPECIAL.items())
         return is_usual and not self.layer_ropes
+
+    @property
+    def has_values_in_keys(self) -> bool:
+        """Whether the cache stores no values, because the first elements of a key are the value."""
+        return self.latent is not None
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a value in the cache: ``head_dim``, or that of a latent."""
+        return self.head_dim if self.latent is None else self.latent.rank
 
     @property
     def group(self) -> int:
@@ -462,9 +578,9 @@ def _like_layer(kind: Any, layer: int, count: int) -> Any:
 # Fields that only few families set, with their default values.
 _SPECIAL_NAMES = (
     "norm_places norm_offset attention_shapes intermediate_sizes layer_input_size layer_scalars "
-    "clamped_gate mixture convolution recurrent gated_attention head_gates value_norm "
-    "whole_qk_norm attention_scale attention_cap attention_sinks query_growth embedding_scale "
-    "residual_scale logits_scale logits_cap"
+    "sublayers clamped_gate mixture convolution recurrent latent gated_attention head_gates "
+    "value_norm whole_qk_norm attention_scale attention_cap attention_sinks query_growth "
+    "embedding_scale residual_scale logits_scale logits_cap"
 ).split()
 _SPECIAL: dict[str, Any] = {
     each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES

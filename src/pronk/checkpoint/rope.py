@@ -2,9 +2,9 @@
 
 A scaling extends the context: *linear* (position interpolation), *dynamic* (NTK-aware), *yarn*
 (Peng et al. 2023), *llama3* (Llama 3.1's frequency-dependent rule), *factors* (a divisor for each
-frequency), or *longrope* (Ding et al. 2024). *proportional*, a scaling of *factors*, rotates only
-the pairs of the highest frequencies. *longrope* has two lists of divisors, for short and
-for long texts, of which :meth:`RopeConfig.for_context` chooses one.
+frequency), or *longrope* (Ding et al. 2024). *proportional* rotates the pairs of a head with the
+highest frequencies only, and is read as *factors*. *longrope* has two lists of divisors, for short
+and for long texts, of which :meth:`RopeConfig.for_context` chooses one.
 
 The rotation of a token depends on its position alone, so the keys of a prompt are the same if it is
 split into chunks. With *dynamic* scaling the rotation also depends on a text length. All tokens of
@@ -28,10 +28,9 @@ from pronk.base.errors import ConfigError, refuse
 _MAX_NUMBER = 1e15  # larger numbers mean a damaged file; their powers would overflow float32
 # Number of positions in a new RopeTable. A longer text extends the table to the next power of 2.
 _INITIAL_POSITIONS = 1024
-# Divisor of the frequencies of *proportional* that do not rotate, as in GGUF files. Their angles
-# are so small that a rotation changes no bit.
-_UNROTATED = float(np.float32(1e30))
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+# Divisor of a frequency that makes all angles 0 in float32, as in GGUF files.
+_NO_ROTATION = float(np.float32(1e30))
 _KNOWN_KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor "
     "low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor "
@@ -92,6 +91,25 @@ class RopeConfig:
             return max(context, int(self.original * self.factor))
         return context
 
+    def over_whole_heads(self, head_dim: int) -> RopeConfig:
+        """Return an unscaled rotation of the first ``dim`` values as one of all ``head_dim``.
+
+        The frequencies are the same, and those of the other pairs are 0. The pairs of the result
+        are the values i and i + ``head_dim / 2``. If a checkpoint has the values 2i and 2i + 1 as a
+        pair, and rows of whole heads are permuted, these are the pairs that the checkpoint rotates.
+        """
+        theta = self.theta ** (head_dim / self.dim)
+        return RopeConfig(head_dim, theta).limited_to(self.dim // 2)
+
+    def limited_to(self, pairs: int, divisor: float = 1.0) -> RopeConfig:
+        """Return the rotation of the first ``pairs`` pairs; others have the angle 0.
+
+        ``divisor`` divides the frequencies.
+        """
+        num_others = self.dim // 2 - pairs
+        divisors = (divisor,) * pairs + (_NO_ROTATION,) * num_others
+        return replace(self, kind="factors", divisors=divisors)
+
     def for_context(self, context: int) -> RopeConfig:
         """Return the rotary embedding of a model for texts of at most ``context`` tokens.
 
@@ -144,12 +162,9 @@ def parse_rope(
     config = RopeConfig(dim, theta)
     if kind == "default":
         return config
-    factor = number("factor", 1.0 if kind in ("longrope", "proportional") else None)
     if kind == "proportional":
-        share = number("partial_rotary_factor", 1.0)
-        num_rotated = int(share * head_dim // 2)
-        divisors = (factor,) * num_rotated + (_UNROTATED,) * (dim // 2 - num_rotated)
-        return replace(config, kind="factors", divisors=divisors)
+        return RopeConfig(head_dim, theta).limited_to(dim // 2, number("factor", 1.0))
+    factor = number("factor", 1.0 if kind == "longrope" else None)
     config = replace(config, kind=kind, factor=factor, original=context)
     if kind in ("linear", "dynamic"):
         return config
@@ -192,16 +207,7 @@ def _check_supported(scaling: Any, raw: Mapping[str, Any], head_dim: int, *, par
         known = ", ".join(sorted(_KNOWN_KEYS))
         refuse_config(f"rotary embedding: {unknown[0]!r} is not supported; known are {known}")
     share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if kind == "proportional":
-        check_number(
-            "config.json: partial_rotary_factor",
-            1 if share is None else share,
-            0,
-            1,
-            error=ConfigError,
-        )
-        share = 1  # of the dimensions; the others have angles of 0
-    if share not in (None, 1) and not partial:
+    if share not in (None, 1) and not partial and kind != "proportional":
         refuse_config(f"partial_rotary_factor = {share!r} is not supported; expected 1.0")
     if share is None:
         share = 1

@@ -26,18 +26,14 @@ class HeadRows:
         start: first row of each head that is taken.
         stop: row of each head after the last one that is taken; ``None``: the head's last row is
             taken.
-        pairs: whether the tensor has the values 2i and 2i + 1 of a head as a pair. All rows are
-            taken then, in the order of pronk.
+        pairs: whether the values 2i and 2i + 1 of the rows that are taken of a head are a pair.
+            They are taken in the order of pronk.
     """
 
     heads: int
     start: int = 0
     stop: int | None = None
     pairs: bool = False
-
-    def __post_init__(self) -> None:
-        takes_all = self.start == 0 and self.stop is None
-        assert takes_all or not self.pairs, "expected all rows of heads with pairs"
 
     def count(self, num_rows: int) -> int:
         """Return the number of rows that are taken of a tensor with ``num_rows`` rows."""
@@ -58,9 +54,8 @@ class HeadRows:
     def runs(self, num_rows: int) -> list[slice]:
         """Return the rows that are taken as slices of the tensor, one for each head.
 
-        Only without ``pairs``, because those rows are not adjacent.
+        With ``pairs``, the rows of a slice are in the order of the tensor.
         """
-        assert not self.pairs, "expected rows that are adjacent, found pairs"
         size = num_rows // self.heads
         taken = range(size)[self.start : self.stop]
         firsts = [head * size for head in range(self.heads)]

@@ -8,39 +8,36 @@ with probability p(x): its expected acceptance. A draft token that was drawn fro
 verified in any case, and then equals the text if and only if it was accepted.
 
 Draft tokens of one drafter have *kinds*: numbers of its own, such as the length of the match, the
-rank among the likeliest tokens, or the confidence of a draft model. The acceptance rate of a kind
-is the probability that a draft token equals the text if its parent does. Counts are kept on two
-levels, and each level is the prior of the next ::
+rank among the likeliest tokens, or the confidence of a draft model. A draft token is *reached* if
+its parent equals the text, and *accepted* if it equals the text, too. The acceptance rate of a kind
+is the share of accepted ones among those that are reached. Each level of counts is the prior of the
+next::
 
     prior of the drafter
-      <  all requests, by depth and temperature
-        <  this request, weighted towards its last steps
+      <  all requests, by depth and temperature: AcceptanceStats
+        <  this request, weighted towards its last steps: DrafterRates
+
+A level with ``reached`` and ``accepted`` draft tokens, whose prior has a weight of ``w`` draft
+tokens, has the rate ``(accepted + w * prior) / (reached + w)``.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pronk.base.checks import check_path
-from pronk.base.errors import OptionError, describe_json_error, describe_reason
-from pronk.base.files.atomic import replace_file
-from pronk.base.files.regular import is_folder, read_input
-from pronk.models.loader import Fingerprint
 from pronk.sampling.tree import TokenTree
 
 # Largest number of draft tokens of one drafter in one request that are counted for all requests.
 # With this limit a single long text does not determine the rates of other texts.
 _SHARE = 256
 # number of counted draft tokens of a kind at which its counts are halved, so that old ones fade
-_MAX_COUNT = 4096.0
-# Weight of the prior rate, in draft tokens: in the counts of all requests, and in those of one
-# request.
-_PRIOR_WEIGHT = (16.0, 4.0)
+MAX_COUNT = 4096.0
+_SHARED_PRIOR_WEIGHT = (
+    16.0  # weight of the drafter's prior in the counts of all requests, in tokens
+)
 # in a request's counts, weight of a step relative to the next one: one half after 34 steps
 _KEEP = 0.98
 _MAX_DEPTH = 4  # draft tokens at larger depths are counted together with those at this depth
@@ -48,7 +45,6 @@ _MAX_DEPTH = 4  # draft tokens at larger depths are counted together with those 
 _TEMPERATURES = (0.0, 0.5, 1.0)
 
 _ALL = -1  # in place of a kind: counts over all kinds of a drafter's draft tokens
-_FORMAT = "pronk-calibration/2"  # files of the first format counted only verified draft tokens
 
 # Key of a pair of counts: label of the drafter, kind of draft token, depth, and index of the
 # temperature class.
@@ -62,8 +58,7 @@ class AcceptanceStats:
     """
 
     def __init__(self) -> None:
-        # For each key, two counts: draft tokens whose parent was right (equal to the text), and how
-        # many of these were right themselves.
+        # for each key, the numbers of reached and of accepted draft tokens
         self.counts: dict[_Key, list[float]] = {}
 
     def rate(self, label: str, kind: int, depth: int, temperature: float, prior: float) -> float:
@@ -71,18 +66,25 @@ class AcceptanceStats:
 
         ``label`` is the drafter's, and ``prior`` the rate assumed before any count.
         """
-        key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
-        offered, accepted = self.counts.get(key, (0.0, 0.0))
-        return (accepted + prior * _PRIOR_WEIGHT[0]) / (offered + _PRIOR_WEIGHT[0])
+        key = _key(label, kind, depth, temperature)
+        reached, accepted = self.counts.get(key, (0.0, 0.0))
+        return (accepted + prior * _SHARED_PRIOR_WEIGHT) / (reached + _SHARED_PRIOR_WEIGHT)
 
-    def learn(self, label: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
-        """Count a draft token whose parent equals the text; ``right``: whether it does, too."""
-        key = label, kind, min(depth, _MAX_DEPTH), bisect_left(_TEMPERATURES, temperature)
+    def learn(
+        self, label: str, kind: int, depth: int, temperature: float, *, accepted: bool
+    ) -> None:
+        """Count a reached draft token."""
+        key = _key(label, kind, depth, temperature)
         count = self.counts.setdefault(key, [0.0, 0.0])
         count[0] += 1.0
-        count[1] += right
-        if count[0] > _MAX_COUNT:
+        count[1] += accepted
+        if count[0] > MAX_COUNT:
             count[:] = [0.5 * number for number in count]
+
+
+def _key(label: str, kind: int, depth: int, temperature: float) -> _Key:
+    temperature_class = bisect_left(_TEMPERATURES, temperature)
+    return label, kind, min(depth, _MAX_DEPTH), temperature_class
 
 
 @dataclass
@@ -90,6 +92,7 @@ class DrafterRates:
     """Acceptance rates of one drafter's draft tokens for one request.
 
     Attributes:
+        PRIOR_WEIGHT: weight of the rate over all requests in this request's counts, in tokens.
         label: label of the drafter, the first part of ``TokenTree.origin``.
         priors: for each kind of draft token, the rate assumed before any count. ``None``: a kind is
             the confidence of a draft token in thousandths, 1..999, and this confidence is the rate
@@ -97,20 +100,20 @@ class DrafterRates:
         shared: counts of all requests, the prior of this request's rates; ``None`` if requests do
             not share their counts.
         temperature: temperature of the request, by which shared counts are kept.
-        offered: for each kind, the number of draft tokens whose parent was right (equal to the
-            text). Earlier steps weigh less.
-        taken: for each kind, how many of these were right themselves.
+        reached: number of reached draft tokens of each kind; earlier steps weigh less.
+        accepted: number of accepted draft tokens of each kind, likewise.
     """
 
-    PRIOR_WEIGHT: ClassVar = _PRIOR_WEIGHT[1]
+    PRIOR_WEIGHT: ClassVar = 4.0
 
     label: str
     priors: Mapping[int, float] | None
     shared: AcceptanceStats | None = None
     temperature: float = 0.0
-    offered: dict[int, float] = field(default_factory=dict)
-    taken: dict[int, float] = field(default_factory=dict)
-    _left: int = _SHARE  # number of draft tokens that may still be counted for all requests
+    reached: dict[int, float] = field(default_factory=dict)
+    accepted: dict[int, float] = field(default_factory=dict)
+    _num_shareable: int = _SHARE  # number of draft tokens that may still count for all requests
+    # rates by the counts of all requests, by kind and depth, as they were at the first use
     _shared_rates: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @staticmethod
@@ -122,9 +125,11 @@ class DrafterRates:
         """Return the acceptance rate of a kind at a depth (from 1), above 0 and below 1."""
         if self.priors is not None:
             return self._rate(kind, depth, self.priors[kind])
-        tenth = kind // 100
+        # The counts of a tenth say by how much the confidence of its draft tokens is wrong.
+        tenth = _tenth(kind)
         middle = (tenth + 0.5) / 10
-        return min(max(kind / 1000 + self._rate(tenth, depth, middle) - middle, 0.001), 0.999)
+        error = self._rate(tenth, depth, middle) - middle
+        return min(max(kind / 1000 + error, 0.001), 0.999)
 
     def mean(self, prior: float) -> float:
         """Return the acceptance rate over all kinds and depths of this drafter's draft tokens.
@@ -140,44 +145,47 @@ class DrafterRates:
         fixed for the request.
         """
         assert self.priors is not None
-        return self._shared(kind, depth, self.priors[kind])
+        return self._shared_rate(kind, depth, self.priors[kind])
 
-    def learn(self, kind: int, depth: int, *, right: bool, share: bool) -> None:
-        """Count a draft token whose parent was right (equal to the text).
-
-        ``right``: whether the token is right, too. ``share``: whether it also counts for all
-        requests.
-        """
-        own = kind if self.priors is not None else kind // 100
-        for each in (own, _ALL):
-            self.offered[each] = self.offered.get(each, 0.0) + 1.0
-            self.taken[each] = self.taken.get(each, 0.0) + right
-        if share and self.shared is not None and self._left > 0:
-            self._left -= 1
-            self.shared.learn(self.label, own, depth, self.temperature, right=right)
-            self.shared.learn(self.label, _ALL, 1, self.temperature, right=right)
+    def learn(self, kind: int, depth: int, *, accepted: bool, share: bool) -> None:
+        """Count a reached draft token; ``share``: whether it also counts for all requests."""
+        counted_kind = kind if self.priors is not None else _tenth(kind)
+        for each in (counted_kind, _ALL):
+            self.reached[each] = self.reached.get(each, 0.0) + 1.0
+            self.accepted[each] = self.accepted.get(each, 0.0) + accepted
+        if share and self.shared is not None and self._num_shareable > 0:
+            self._num_shareable -= 1
+            self.shared.learn(self.label, counted_kind, depth, self.temperature, accepted=accepted)
+            self.shared.learn(self.label, _ALL, 1, self.temperature, accepted=accepted)
 
     def fade(self) -> None:
         """Lower the weight of the counts of earlier steps; called once per step."""
-        for counts in (self.offered, self.taken):
+        for counts in (self.reached, self.accepted):
             for kind in counts:
                 counts[kind] *= _KEEP
 
     def _rate(self, kind: int, depth: int, prior: float) -> float:
-        prior = self._shared(kind, depth, prior)
-        weight = self.PRIOR_WEIGHT
-        return (self.taken.get(kind, 0.0) + prior * weight) / (self.offered.get(kind, 0.0) + weight)
+        """Return the acceptance rate of a kind under which draft tokens are counted."""
+        shared_rate = self._shared_rate(kind, depth, prior)
+        accepted = self.accepted.get(kind, 0.0) + shared_rate * self.PRIOR_WEIGHT
+        reached = self.reached.get(kind, 0.0) + self.PRIOR_WEIGHT
+        return accepted / reached
 
-    def _shared(self, kind: int, depth: int, prior: float) -> float:
+    def _shared_rate(self, kind: int, depth: int, prior: float) -> float:
+        """Return the rate of a kind by the counts of all requests, as it was at the first use."""
         if self.shared is None:
             return prior
         key = kind, min(depth, _MAX_DEPTH)
         rate = self._shared_rates.get(key)
         if rate is None:
-            rate = self._shared_rates[key] = self.shared.rate(
-                self.label, kind, depth, self.temperature, prior
-            )
+            rate = self.shared.rate(self.label, kind, depth, self.temperature, prior)
+            self._shared_rates[key] = rate
         return rate
+
+
+def _tenth(kind: int) -> int:
+    """Return the tenth of confidence, 0..9, of a kind in thousandths."""
+    return kind // 100
 
 
 @dataclass
@@ -255,7 +263,7 @@ class RequestAcceptance:
         It is finished if the text has diverged from it or has reached a leaf of the tree.
         """
         tree = proposal.tree
-        origin = proposal.tree.origin
+        origin = tree.origin
         assert origin is not None
         for token in tokens:
             if proposal.lead:
@@ -266,119 +274,14 @@ class RequestAcceptance:
             for child_token, child in children.items():
                 label, kind = origin[child]
                 rates = self._drafters.get(label)
-                if rates is not None:
-                    self._counted[label] = rates
-                    rates.learn(
-                        kind, tree.depths[child], right=child_token == token, share=not self.private
-                    )
+                if rates is None:
+                    continue
+                self._counted[label] = rates
+                is_accepted = child_token == token
+                depth = tree.depths[child]
+                rates.learn(kind, depth, accepted=is_accepted, share=not self.private)
             node = children.get(token)
             if node is None:
                 return True
             proposal.node = node
         return not proposal.lead and not tree.children(proposal.node)
-
-
-@dataclass(frozen=True)
-class AcceptanceFile:
-    """Acceptance counts of one model, and their file: JSON with the model's fingerprint."""
-
-    # counts of all requests; ``None`` if requests do not share their counts
-    stats: AcceptanceStats | None
-    path: Path | None = None  # path of the file; ``None`` if the counts are not stored
-    model: str = ""  # fingerprint of the model; an empty string without a file
-
-    @classmethod
-    def open(cls, calibration: bool | str | Path, model: Path) -> AcceptanceFile:
-        """Return the counts of a file, or no counts if there is no file yet.
-
-        ``calibration`` is the path of the file. Without a file it is a flag: whether requests share
-        their counts. ``model`` is the folder of the model. Raises ``OptionError`` if the file
-        cannot be read, is damaged or of another model, or its folder does not exist.
-        """
-        if isinstance(calibration, bool):
-            return cls(AcceptanceStats() if calibration else None)
-        check_path(
-            "calibration", str(calibration) if isinstance(calibration, Path) else calibration
-        )
-        path = Path(calibration)
-        if not is_folder(path.absolute().parent):
-            msg = (
-                f"calibration: expected a file in a folder that exists, found {path}; choose "
-                "another place"
-            )
-            raise OptionError(msg)
-        fingerprint = str(Fingerprint.of(model))
-        return cls(_read(path, fingerprint), path, fingerprint)
-
-    def save(self) -> None:
-        """Write the counts to the file, if there is one.
-
-        Raises ``OptionError`` if the file cannot be written.
-        """
-        if self.path is None or self.stats is None:
-            return
-        rows = [[*key, *count] for key, count in sorted(self.stats.counts.items())]
-        try:
-            with replace_file(self.path) as file:
-                file.write(
-                    json.dumps({"format": _FORMAT, "model": self.model, "counts": rows}).encode()
-                )
-        except OSError as error:
-            found = describe_reason(error)
-            msg = (
-                f"calibration: expected a place to write to at {self.path}, found {found}; "
-                "choose another"
-            )
-            raise OptionError(msg) from error
-
-
-def _read(path: Path, model: str) -> AcceptanceStats:
-    """Return the counts in a file, or no counts if the file does not exist."""
-    stats = AcceptanceStats()
-    try:
-        if not path.exists():
-            return stats
-        found = json.loads(read_input(path))
-    except (OSError, ValueError, RecursionError) as error:
-        found_problem = (
-            describe_reason(error) if isinstance(error, OSError) else describe_json_error(error)
-        )
-        msg = (
-            f"calibration: expected a file that pronk has written at {path}, found "
-            f"{found_problem}; choose another"
-        )
-        raise OptionError(msg) from error
-    if (
-        not isinstance(found, Mapping)
-        or found.get("format") != _FORMAT
-        or not _are_rows(found.get("counts"))
-    ):
-        msg = (
-            f"calibration: expected a file of the format {_FORMAT} at {path}, found another; "
-            "choose another place"
-        )
-        raise OptionError(msg)
-    if found.get("model") != model:
-        msg = (
-            f"calibration: expected {path} to be of {model}, found {found.get('model')}; give each "
-            "model its own file"
-        )
-        raise OptionError(msg)
-    for *key, offered, accepted in found["counts"]:
-        stats.counts[tuple(key)] = [float(offered), float(accepted)]
-    return stats
-
-
-def _are_rows(rows: Any) -> bool:
-    """Return whether ``rows`` are valid rows of a file of acceptance counts.
-
-    A row has a drafter, a kind, a depth, a class of temperatures and two counts.
-    """
-    return isinstance(rows, list) and all(
-        isinstance(row, list)
-        and [type(value) for value in row[:4]] == [str, int, int, int]
-        and all(type(count) in (int, float) for count in row[4:])
-        and len(row) == 6
-        and 0.0 <= row[5] <= row[4] <= _MAX_COUNT
-        for row in rows
-    )

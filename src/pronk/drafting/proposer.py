@@ -12,6 +12,7 @@ request continues without draft tokens.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from pronk.drafting.target import Target
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
+
+_log = logging.getLogger(__name__)
 
 State = TypeVar("State")
 Other = TypeVar("Other")
@@ -440,6 +443,7 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     except PronkError:
         raise
     except Exception as error:  # drafters are user code
+        _log.debug("traceback of %s", name, exc_info=error)
         found = f"{type(error).__name__}: {describe_error(error)}"
         msg = f"drafter {name}: expected bind() to return a Proposer, found {found}; correct it"
         raise OptionError(msg) from error
@@ -484,11 +488,12 @@ def check_needs(name: str, needs: Capabilities, target: Target) -> None:
             f"capabilities.first_layers, found {needs.first_layers!r}"
         )
         raise OptionError(msg)
-    without_keys = [layer for layer in needs.kv_layers if config.convolution_of(layer - 1)]
+    without_keys = [layer for layer in needs.kv_layers if not config.has_attention(layer - 1)]
     if without_keys:
+        found = config.describe_mixer(without_keys[0] - 1)
         msg = (
-            f"{name}: expected target layers with attention in capabilities.kv_layers, found a "
-            f"short convolution in layer {without_keys[0]}"
+            f"{name}: expected target layers with attention in capabilities.kv_layers, found "
+            f"{found} in layer {without_keys[0]}"
         )
         raise OptionError(msg)
     if needs.kv_layers and target.is_split:

@@ -34,7 +34,9 @@ from pronk.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Argument of :meth:`Drafter.bind`: the target's passes, KV cache, tokenizer and files.
+    """Target model as drafters see it: its forward passes, KV cache, tokenizer and files.
+
+    Argument of :meth:`Drafter.bind`.
 
     Attributes:
         runner: runs the target's forward passes and measures their durations.

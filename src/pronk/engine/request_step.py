@@ -130,10 +130,9 @@ class OutputProcessor:
         ``None`` for an embedding, and while tokens of the prompt are pending.
         """
         request = step.request
-        pending = range(step.scheduled.num_tokens)
         if request.pooler is not None:
             request.add_hidden(result.hidden[request.pooler.layer][index])
-            self._commit_slots(request, pending)
+            self._commit_slots(request, range(step.scheduled.num_tokens))
             return None
         logits = result.logits[index]
         includes_root = step.scheduled.includes_last_token
@@ -142,25 +141,38 @@ class OutputProcessor:
         _check_finite(prompt_logits)
         if not includes_root:
             self._append_prompt_logprobs(request, prompt_logits)
-            self._commit_slots(request, pending)
+            self._commit_slots(request, range(step.scheduled.num_tokens))
             return None
-        logits = logits[num_prompt_rows:] if num_prompt_rows else logits
+        if num_prompt_rows:
+            logits = logits[num_prompt_rows:]
         path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
         self._append_prompt_logprobs(request, prompt_logits)
+        hidden = {
+            layer: result.hidden[layer][index][step.root_row :]
+            for layer in request.speculation.capabilities.hidden
+        }
+        return self._commit(step, path, logits, hidden)
+
+    def _commit(
+        self, step: RequestStep, path: VerifiedPath, logits: Logits, hidden: Mapping[int, Array]
+    ) -> Outcome[Any]:
+        """Commit the tokens and the KV rows of a verified draft; return what the drafter observes.
+
+        ``logits`` and ``hidden`` have a row per node of the draft, root included.
+        """
+        request = step.request
         position = request.block_table.length + step.root_row
         committed = self._commit_tokens(step, logits, path)
         forced = self._append_forced_tokens(request)
         # With draft tokens, only the root is pending, so row n of the forward pass is node n of the
         # draft. Commit the rows of the root and of the committed tokens, except the last token: it
         # is pending and gets its row in the next step.
-        accepted = [0, *path.path][: len(committed)]
-        self._commit_slots(request, accepted if path.path else pending)
+        if path.path:
+            self._commit_slots(request, [0, *path.path][: len(committed)])
+        else:
+            self._commit_slots(request, range(step.scheduled.num_tokens))
         committed += forced
         self._record_stats(step, path, len(committed))
-        hidden = {
-            layer: result.hidden[layer][index][step.root_row :]
-            for layer in request.speculation.capabilities.hidden
-        }
         return Outcome(
             request.speculation.state,
             step.draft,

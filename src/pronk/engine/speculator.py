@@ -203,49 +203,25 @@ class Speculator:
         If the call raises an exception, the proposer is called again for each request alone, so
         that a faulty request does not stop the others.
         """
-
-        def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-            return validate_draft(proposer.name, context, tree, self.vocab_size)
-
         began = self.runner.clock()
         # a proposer that raised an exception may not have rolled back a sampler that it had
         # advanced
         for request in requests:
             request.sampler.recover()
-        contexts: list[DraftContext[Any]] = [
-            DraftContext(
-                request.speculation.state,
-                request.tokens,
-                max(0, request.num_remaining - 1),
-                draft_slots[request],
-                request.params,
-                request.sampler,
-                request.block_table,
-                ledger=request.speculation.ledger,
-                salt=request.cache_salt,
-            )
-            for request in requests
-        ]
+        contexts = [_draft_context(request, draft_slots[request]) for request in requests]
         try:
             with interruptible():
-                if proposer.capabilities.self_budgeting:
-                    proposed = zip(contexts, call_propose(proposer, contexts), strict=True)
-                    trees = [check(context, tree) for context, tree in proposed]
-                else:
-                    unions = [TreeUnion(context.ledger.costs) for context in contexts]
-                    propose_planned(proposer, contexts, unions, self.runner.clock, check)
-                    trees = [
-                        union.tree(context.tokens[-1], context.max_nodes)
-                        for context, union in zip(contexts, unions, strict=True)
-                    ]
+                trees = self._propose(proposer, contexts)
         except Exception as error:  # noqa: BLE001 - proposers are user code
             if len(requests) == 1:
                 self._give_up(requests[0], error)
                 return {}
             for request in requests:
                 request.speculation.ledger.forget_proposals()
-            calls = [self._call(proposer, [request], draft_slots) for request in requests]
-            return {request: tree for drafts in calls for request, tree in drafts.items()}
+            drafts = dict[Request, TokenTree]()
+            for request in requests:
+                drafts |= self._call(proposer, [request], draft_slots)
+            return drafts
         for request, tree in zip(requests, trees, strict=True):
             if request.speculation.trace is not None:
                 request.speculation.trace.proposed = tree
@@ -255,6 +231,28 @@ class Speculator:
             for request, tree in zip(requests, trees, strict=True)
             if tree.num_draft_tokens
         }
+
+    def _propose(
+        self, proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
+    ) -> list[TokenTree]:
+        """Return a proposer's valid token trees, one per context.
+
+        Unless the proposer is ``self_budgeting``, the planner decides for which requests it is
+        called.
+        """
+
+        def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+            return validate_draft(proposer.name, context, tree, self.vocab_size)
+
+        if proposer.capabilities.self_budgeting:
+            proposed = call_propose(proposer, contexts)
+            return [check(*pair) for pair in zip(contexts, proposed, strict=True)]
+        unions = [TreeUnion(context.ledger.costs) for context in contexts]
+        propose_planned(proposer, contexts, unions, self.runner.clock, check)
+        return [
+            union.tree(context.tokens[-1], context.max_nodes)
+            for context, union in zip(contexts, unions, strict=True)
+        ]
 
     def _record_draft_time(self, requests: Sequence[Request], began: float) -> None:
         """Charge the time since ``began`` to the requests for which drafters were called."""
@@ -301,20 +299,17 @@ class Speculator:
         }
 
     def _give_up(self, request: Request, error: Exception) -> None:
+        """Let a request go on without its proposer, which raised ``error``."""
         proposer = request.speculation.proposer
         request.speculation.proposer = None
         if proposer is None:
             return
-        is_pronk_error = isinstance(error, PronkError)  # its message is clear without the type
-        reason = (
-            str(error) if is_pronk_error else f"{type(error).__name__}: {describe_error(error)}"
-        )
+        if isinstance(error, PronkError):
+            reason = str(error)  # clear without the type
+        else:
+            reason = f"{type(error).__name__}: {describe_error(error)}"
         request.stats.draft_error = reason
-        _log.warning(
-            "%s: %s; the request continues without draft tokens",
-            proposer.name,
-            request.stats.draft_error,
-        )
+        _log.warning("%s: %s; the request continues without draft tokens", proposer.name, reason)
         _log.debug("traceback of %s", proposer.name, exc_info=error)
         if request.speculation.started:
             request.speculation.started = False
@@ -331,12 +326,28 @@ def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
     return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
 
 
+def _draft_context(request: Request, num_draft_slots: int) -> DraftContext[Any]:
+    """Return what a proposer sees of a request with KV slots for ``num_draft_slots`` tokens."""
+    return DraftContext(
+        request.speculation.state,
+        request.tokens,
+        max(0, request.num_remaining - 1),
+        num_draft_slots,
+        request.params,
+        request.sampler,
+        request.block_table,
+        ledger=request.speculation.ledger,
+        salt=request.cache_salt,
+    )
+
+
 def _group_by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:
     """Group requests by proposer object; proposers that compare equal may hold different states."""
-    groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
+    proposers = dict[int, Proposer[Any]]()
+    groups = dict[int, list[Request]]()
     for request in requests:
-        if request.speculation.proposer is not None:
-            groups.setdefault(id(request.speculation.proposer), (request.speculation.proposer, []))[
-                1
-            ].append(request)
-    return list(groups.values())
+        proposer = request.speculation.proposer
+        if proposer is not None:
+            proposers[id(proposer)] = proposer
+            groups.setdefault(id(proposer), []).append(request)
+    return [(proposers[key], group) for key, group in groups.items()]

@@ -103,8 +103,8 @@ def start_workers(
     Raises:
         OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits
             depend on the batch), without torch (whose processes exchange messages), or for a model
-            with recurrent layers; too large for tensor parallelism; or not the number of processes
-            that ``torchrun`` launched.
+            with recurrent layers or latent attention; too large for tensor parallelism; or not the
+            number of processes that ``torchrun`` launched.
     """
     workers = options.workers
     if workers == 1:
@@ -119,6 +119,13 @@ def start_workers(
         # the processes exchange keys and values of tokens, but no states of recurrent layers
         msg = (
             f"workers: expected 1 for a model with recurrent layers, found {workers}; set 1, or "
+            "use replicas"
+        )
+        raise OptionError(msg)
+    if config.latent is not None:
+        # all heads share one row of the cache, so the processes cannot share it out by heads
+        msg = (
+            f"workers: expected 1 for a model with latent attention, found {workers}; set 1, or "
             "use replicas"
         )
         raise OptionError(msg)

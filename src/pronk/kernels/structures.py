@@ -62,8 +62,9 @@ class COp(Structure):
         ("correction expert_scale", c_void_p),
         ("filter filter_bias", c_void_p),
         ("taps num_adapters part parts zero_first layer_input table_format", c_int32),
-        ("columns first_column value_dim tiled num_updates", c_int32),
-        ("states inputs updates decay_rate decay_bias", c_void_p),
+        ("columns first_column input_columns value_dim tiled num_updates", c_int32),
+        ("rule state_size update_size", c_int32),
+        ("states inputs updates decay_rate decay_bias skip", c_void_p),
         ("adapters", POINTER(CAdapter)),
     )
 

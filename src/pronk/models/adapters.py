@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+# Linear layers that cannot have adapters: routers, whose weights are exact, and the products for
+# each head of latent attention.
+_WITHOUT_ADAPTERS = ("router", "k_b", "v_b")
 # Keys of ``adapter_config.json`` with their supported values. Any other value changes the model in
 # a way that is not supported, and is refused.
 _EXPECTED: dict[str, tuple[object, ...]] = {
@@ -199,8 +202,8 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
     places: dict[str, list[_Place]] = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
-        if part.kind != "linear" or len(module) != 1 or module == ["router"]:
-            continue  # an embedding, a norm, the LM head, an expert or a router
+        if part.kind != "linear" or len(module) != 1 or module[0] in _WITHOUT_ADAPTERS:
+            continue  # an embedding, a norm, the LM head, an expert, or products of another kind
         if _has_tiled_heads(config, int(part.target.split(".")[1]), module[0]):
             continue
         start = 0
@@ -218,7 +221,7 @@ def _has_tiled_heads(config: ModelConfig, layer: int, module: str) -> bool:
     """Return whether a GGUF file has the heads of a projection in another order than adapters."""
     recurrent = config.recurrent_of(layer)
     is_tiled = recurrent is not None and recurrent.tiled_heads
-    return is_tiled and module in {"mixer_in", "mixer_gates", "out"}
+    return is_tiled and module in {"mixer_in", "mixer_gates", "mixer_out"}
 
 
 def _pairs(folder: Path, checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
@@ -255,7 +258,7 @@ def _check_modules(
     if unknown:
         expected = (
             "expected adapted linear layers of this model (no experts, router, "
-            "embedding or LM head, nor recurrent layers of a GGUF file)"
+            "embedding or LM head, nor kv_b_proj, nor recurrent layers of a GGUF file)"
         )
         refuse(folder, f"{expected}, found {unknown[0]}; use an adapter of this model without it")
     if options.get("layers_to_transform") is not None or options.get("exclude_modules"):

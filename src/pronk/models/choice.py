@@ -51,8 +51,10 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
 
 def _check_torch(config: ModelConfig, found: str) -> None:
     """Raise an OptionError for a model that torch cannot compute."""
-    if config.recurrent is not None:
-        expected = f"expected pronk's kernels for the recurrent layers of {config.family}"
+    missing = {"recurrent layers": config.recurrent, "latent attention": config.latent}
+    kinds = [kind for kind, found in missing.items() if found is not None]
+    if kinds:
+        expected = f"expected pronk's kernels for the {kinds[0]} of {config.family}"
         refuse(
             "kernels", f"{expected}, found {found}; use kernels='auto', device='cpu'", OptionError
         )

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pronk.base.checks import check_choice, check_flag, check_integer, check_number
 from pronk.base.errors import ConfigError
-from pronk.checkpoint.config import MAX_EXPERTS, MAX_LAYERS, Activation, MixtureConfig, ModelConfig
+from pronk.checkpoint.config import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_LAYERS,
+    MAX_TAPS,
+    Activation,
+    MixtureConfig,
+    ModelConfig,
+    RecurrentConfig,
+)
 from pronk.checkpoint.end_tokens import stated_token
 from pronk.checkpoint.rope import parse_rope, refuse_config
 
@@ -17,7 +27,11 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
+
+# Values of ``time_step_limit`` without limits: as JSON, and as transformers 5 writes an infinity.
+_NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 # Keys that turn on computations. If one has another value than null, 0 or false, and the family's
 # parser does not read it, the config is refused: the computation would be left out silently.
@@ -204,6 +218,39 @@ class ConfigReader:
             "scale": self.number("routed_scaling_factor", 1.0),
             "epsilon": 1e-20,
         }
+
+    def mamba2(self, layers: tuple[bool, ...], inner: int) -> RecurrentConfig:
+        """Return Mamba 2 in the layers for which ``layers`` is true; ``inner`` is its inner size.
+
+        A config with limits of ``dt`` is refused (:class:`~pronk.checkpoint.config.
+        RecurrentConfig`), and so are biases of the projections.
+        """
+        heads = self.integer("mamba_n_heads")
+        groups = self.integer("mamba_n_groups", 1)
+        stated = self.get("mamba_d_head", "auto")
+        head_dim = inner // heads if stated == "auto" else self.integer("mamba_d_head")
+        if heads * head_dim != inner or head_dim > MAX_HEAD_DIM:
+            expected = f"expected a size of at most {MAX_HEAD_DIM} of {inner} / {heads}"
+            refuse_config(f"mamba_d_head: {expected}, found {stated!r:.80}")
+        if heads % groups:
+            refuse_config(f"mamba_n_groups: expected a divisor of {heads} heads, found {groups}")
+        if self.flag("mamba_proj_bias"):
+            refuse_config("mamba_proj_bias = true is not supported; expected false")
+        limits = self.get("time_step_limit", [0.0, math.inf])
+        if not isinstance(limits, list) or limits not in _NO_LIMITS:
+            expected = "expected no limits, [0.0, Infinity]"
+            refuse_config(f"time_step_limit: {expected}, found {limits!r:.80}")
+        return RecurrentConfig(
+            layers=layers,
+            key_heads=groups,
+            value_heads=heads,
+            key_dim=self.integer("mamba_d_state", high=MAX_HEAD_DIM),
+            value_dim=head_dim,
+            taps=self.integer("mamba_d_conv", 4, high=MAX_TAPS),
+            rule="mamba2",
+            norm="after_gate",
+            filter_bias=self.flag("mamba_conv_bias", default=True),
+        )
 
     def ropes(
         self, windows: tuple[int | None, ...], theta: float, sliding_theta: float

@@ -12,13 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.base.arrays import FLOAT32, Array
-from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig, Sublayers
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.models.backend import Backend
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
@@ -48,6 +49,17 @@ class Attention:
     # Projection to the gates of gated attention: one output for each element of ``out``'s input, or
     # for each head.
     attention_gate: Linear | None = None
+    # Latent attention, in place of ``qkv`` (:class:`~pronk.checkpoint.config.LatentConfig`): the
+    # projection to the latent of the queries and its norm, if there is one, and the projection to
+    # the queries; the projection to the token's latent and key, and the latent's norm; the
+    # matrices of keys, transposed, and of values of all heads.
+    q_a: Linear | None = None
+    q_a_norm: Norm
+    q_b: Linear
+    kv_a: Linear
+    kv_a_norm: Norm
+    k_b: Linear
+    v_b: Linear
     out: Linear
     attention_output_norm: Norm | None = None
 
@@ -62,10 +74,16 @@ class Attention:
 
         ``index`` is the layer (from 0) that stores keys and values.
         """
-        program.attention(self, index)
+        if self.config.latent is not None:
+            program.latent_attention(self, index)
+        else:
+            program.attention(self, index)
 
     def layout(self, name: str) -> WeightLayout:
-        """Return how to pack a linear layer: ``qkv``, ``attention_gate`` or ``out``."""
+        """Return how to pack a linear layer of the attention."""
+        latent = self.config.latent
+        if latent is not None and name in {"k_b", "v_b"}:
+            return WeightLayout(unit=latent.rank if name == "k_b" else latent.value_dim)
         has_heads = name == "qkv" and not self.config.whole_qk_norm
         return WeightLayout(unit=self.config.head_dim if has_heads else None, several=has_heads)
 
@@ -81,22 +99,27 @@ class Attention:
 class Layer(Attention):
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
+    ``sublayers`` says whether it has both.
     With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the
     layer has a short convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of
-    attention.
+    attention. With ``recurrent``, it has a recurrence in place of attention, or both
+    (:class:`~pronk.checkpoint.config.RecurrentConfig`).
     """
 
     gates: Linear | None = None  # projection of a convolution: outputs ``b``, ``c``, ``x``
     # weights of a convolution, ``[hidden or num_channels, …, taps]``, the oldest token first
     filter: Array
-    filter_bias: Array | None = None  # ``[hidden]``
-    # Projections of a recurrent layer: the inputs of the convolution, then the gates of the
-    # outputs; and for each value head beta, then the decay.
+    filter_bias: Array | None = None  # ``[hidden or num_channels]``
+    # Projections of a recurrence: the inputs of the convolution, then the gates of the outputs; the
+    # scalars of a row, ``[num_scalars]``; and from the outputs to the hidden size.
     mixer_in: Linear | StackedLinear
     mixer_gates: Linear
+    mixer_out: Linear
     decay_rate: Array  # ``[value_heads]``, negative: factor of the softplus of the decay
     decay_bias: Array  # ``[value_heads]``: added to the decay before the softplus
-    mixer_norm: Norm  # norm of a value head's outputs, ``[value_dim]``
+    skip: Array | None = None  # ``[value_heads]``: factor of values that are added to the outputs
+    # Norm of the outputs, ``[value_dim]`` before the gates or ``[num_outputs]`` after them.
+    mixer_norm: Norm | None = None
     mlp_norm: Norm | None = None
     router: Linear | None = None
     correction: Array | None = None  # ``[experts]``: added to the router's scores for the choice
@@ -128,9 +151,11 @@ class Layer(Attention):
         mixture: MixtureConfig | None = None,
         recurrent: RecurrentConfig | None = None,
         reads: KVSource | None = None,
+        sublayers: Sublayers = "both",
     ) -> None:
         super().__init__(config, reads)
         self.recurrent = recurrent
+        self.sublayers = sublayers
         if mixture is not None:
             self.up = Experts(mixture, WeightLayout(gated=config.gated), gathers=False)
             self.down = Experts(mixture, WeightLayout(), gathers=True)
@@ -140,21 +165,28 @@ class Layer(Attention):
 
         ``index`` is its layer number (from 0) in the KV cache.
         """
-        if self.recurrent is not None:
-            program.recurrence(self, index)
-        elif self.gates is not None:
-            program.convolution(self, index)
-        else:
-            program.attention(self, index)
-        program.mlp(self)
+        if self.sublayers != "mlp":
+            self._compile_mixer(program, index)
+        if self.sublayers != "mixer":
+            program.mlp(self)
         if self.input_gate is not None:
             program.layer_input(self, index)
         if self.scalar is not None:
             program.norm(None, scale=float(self.scalar[0]))
 
+    def _compile_mixer(self, program: Program, index: int) -> None:
+        if self.recurrent is not None and self.recurrent.parallel:
+            program.parallel(self, index)
+        elif self.recurrent is not None:
+            program.recurrence(self, index)
+        elif self.gates is not None:
+            program.convolution(self, index)
+        else:
+            super().compile(program, index)
+
     def layout(self, name: str) -> WeightLayout:
         """Return how to pack the linear layer ``name``, an attribute of this layer."""
-        if name in {"qkv", "attention_gate", "out"}:
+        if name in {"qkv", "attention_gate", "k_b", "v_b", "out"}:
             return super().layout(name)
         return WeightLayout(
             gated=self.config.gated and name in {"up", "shared_up"},
@@ -236,6 +268,7 @@ class Decoder:
             self.config.mixture_of(index),
             self.config.recurrent_of(index),
             None if source is None else KVSource(source),
+            self.config.sublayers_of(index),
         )
 
     def get(self, path: str) -> Any:
@@ -247,6 +280,18 @@ class Decoder:
         for name in path.split(".") if path else ():
             found = found[int(name)] if name.isdigit() else getattr(found, name)
         return found
+
+    @cached_property
+    def has_uniform_activations(self) -> bool:
+        """Whether programs of some layers round activations like a program of all layers.
+
+        Activations are bfloat16 between the operations of a program if all its weights are, which
+        is certain for each part of the model if all weights have one data type. Routers do not
+        count.
+        """
+        exact = {id(layer.router) for layer in self.layers}
+        formats = {each.packed.format for each in self.linears() if id(each) not in exact}
+        return str(BFLOAT16) not in formats or formats == {str(BFLOAT16)}
 
     def linears(self) -> Iterator[Linear]:
         """Yield all linear layers, the LM head first; stacked matrices come one by one.
@@ -306,7 +351,7 @@ def expert_bytes(decoder: Decoder) -> int:
     modules = [
         module
         for layer in decoder.layers
-        for module in (layer.up, layer.down)
+        for module in vars(layer).values()
         if isinstance(module, Experts)
     ]
     return sum(linear.packed.nbytes for module in modules for linear in module.parts)

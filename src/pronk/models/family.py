@@ -50,6 +50,8 @@ class TensorNames:
     skips_heads: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
+    # Modules whose tensor has the module's name, without ``.weight``: some norms in GGUF files.
+    bare_norms: tuple[str, ...] = ()
     # pattern of the names of tensors that are not used; by default none
     ignored: re.Pattern[str] = re.compile(r"(?!)")
 
@@ -75,6 +77,16 @@ FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
     "experts.up": ("mlp.experts.gate_up_proj",),
     "experts.down": ("mlp.experts.down_proj",),
 }
+# Names of the tensors of Mamba 2 in checkpoints of hybrid models.
+MAMBA_LAYER: dict[str, tuple[str, ...]] = {
+    "mixer_in": ("mamba.in_proj",),
+    "mixer_filter": ("mamba.conv1d",),
+    "decay_rate": ("mamba.A_log",),
+    "decay_bias": ("mamba.dt_bias",),
+    "skip": ("mamba.D",),
+    "mixer_norm": ("mamba.norm",),
+    "mixer_out": ("mamba.out_proj",),
+}
 LLAMA_NAMES = TensorNames(
     prefix="model.",
     layers="layers",
@@ -86,6 +98,19 @@ LLAMA_NAMES = TensorNames(
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
         r"|(mtp(_layers)?|vision_tower|multi_modal_projector)\..*"
     ),
+)
+# Names that Bamba and Falcon-H1 share.
+HYBRID_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_LAYER,
+        **MAMBA_LAYER,
+        "mlp_norm": ("pre_ff_layernorm",),
+        "up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+        "down": ("feed_forward.down_proj",),
+    },
+    norm="final_layernorm",
+    log_decay=True,
 )
 # As LLAMA_NAMES, for families that norm the outputs of attention and MLP. Families that norm only
 # the outputs have no tensor for ``mlp_norm``.
@@ -110,15 +135,25 @@ GGUF_NAMES = TensorNames(
         "q_norm": ("attn_q_norm",),
         "k_norm": ("attn_k_norm",),
         "out": ("attn_output",),
+        # Multi-head latent attention.
+        "q_a": ("attn_q_a",),
+        "q_a_norm": ("attn_q_a_norm",),
+        "q_b": ("attn_q_b",),
+        "q": ("attn_q",),
+        "kv_a": ("attn_kv_a_mqa",),
+        "kv_a_norm": ("attn_kv_a_norm",),
+        "k_b": ("attn_k_b",),
+        "v_b": ("attn_v_b",),
         "gates": ("shortconv.in_proj",),
         "filter": ("shortconv.conv",),
         "convolution_out": ("shortconv.out_proj",),
-        # Projections, convolution, decay and norm of a recurrent layer.
+        # Projections, convolution, decay, skip and norm of a recurrent layer.
         "mixer_in": ("attn_qkv", "attn_gate"),
         "mixer_gates": ("ssm_beta", "ssm_alpha"),
         "mixer_filter": ("ssm_conv1d",),
         "decay_rate": ("ssm_a",),
         "decay_bias": ("ssm_dt.bias",),
+        "skip": ("ssm_d",),
         "mixer_norm": ("ssm_norm",),
         "mixer_out": ("ssm_out",),
         "attention_output_norm": ("post_attention_norm",),
@@ -164,10 +199,12 @@ class GgufArchitecture:
     parse: Callable[[GgufReader, ModelConfig], ModelConfig] = _unchanged
     names: TensorNames = GGUF_NAMES
     partial_rope: bool = False  # whether RoPE may rotate a part of each head
+    has_own_values: bool = False  # whether the size of values may differ from that of keys
     skips_attention: bool = False  # whether layers may have no attention: 0 key/value heads
     # Whether numbers of key/value heads and widths of MLPs may differ by layer. The config of a
     # Llama then has those of the first layer.
     varies: bool = False
+    skips_mlps: bool = False  # whether layers may have no MLP: a width of 0
     # Whether the last layers of a file may be MTP heads, as many as ``nextn_predict_layers`` says.
     # The drafter ``mtp`` loads the first of them.
     skips_heads: bool = False

@@ -117,6 +117,25 @@ class ForwardBatch:
         # cosines and sines of the rows' rotations under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
 
+    def without_unread(self) -> tuple[list[BatchEntry], list[int]]:
+        """Return the batch without the rows before the first logits of each entry.
+
+        Entries without logits are left out. The nodes of the other rows count as computed.
+
+        Returns:
+            The entries, and the indices of their rows in this batch.
+        """
+        entries = list[BatchEntry]()
+        rows = list[int]()
+        first = 0
+        for entry, count in zip(self.entries, self.row_counts, strict=True):
+            start = entry.logits_nodes.start
+            if len(entry.logits_nodes):
+                entries.append(entry._replace(num_computed=start))
+                rows.extend(range(first + start - entry.num_computed, first + count))
+            first += count
+        return entries, rows
+
     def _find_logits_rows(self) -> Sequence[int]:
         if len(self.entries) == 1:
             return self.entries[0].logits_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter
 from dataclasses import replace
@@ -45,13 +46,13 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
     vocabulary = checkpoint.vocabulary
     num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
     context = keys.integer("context_length")
-    head_dim = _head_dim(keys)
+    head_dim = _head_dim(keys, has_own_values=architecture.has_own_values)
     rope = _rope(keys, head_dim, context, partial=architecture.partial_rope)
     return ModelConfig(
         family=model_type,
         vocab_size=_vocab_size(checkpoint),
         hidden_size=keys.integer("embedding_length"),
-        intermediate_size=_intermediate_size(keys, varies=architecture.varies),
+        intermediate_size=_intermediate_size(keys, architecture),
         num_layers=num_layers,
         num_heads=keys.integer("attention.head_count"),
         num_kv_heads=_num_kv_heads(keys, architecture),
@@ -60,9 +61,9 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
         windows=(None,) * num_layers,
-        qkv_bias="blk.0.attn_q.bias" in checkpoint or "blk.0.attn_qkv.bias" in checkpoint,
-        out_bias="blk.0.attn_output.bias" in checkpoint,
-        mlp_bias="blk.0.ffn_down.bias" in checkpoint,
+        qkv_bias=_has_bias(checkpoint, "attn_q") or _has_bias(checkpoint, "attn_qkv"),
+        out_bias=_has_bias(checkpoint, "attn_output"),
+        mlp_bias=_has_bias(checkpoint, "ffn_down"),
         tied="output.weight" not in checkpoint,
         bos_id=vocabulary.special_ids.get("bos"),
         eos_ids=vocabulary.eos_ids,
@@ -70,7 +71,12 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
     )
 
 
-def _head_dim(keys: GgufReader) -> int:
+def _has_bias(checkpoint: GgufCheckpoint, module: str) -> bool:
+    """Return whether a module has a bias in some layer; layers may lack the module."""
+    return any(re.fullmatch(rf"blk\.\d+\.{module}\.bias", name) for name in checkpoint)
+
+
+def _head_dim(keys: GgufReader, *, has_own_values: bool) -> int:
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
@@ -79,31 +85,43 @@ def _head_dim(keys: GgufReader) -> int:
             "attention.head_count",
             f"expected a divisor of embedding_length {hidden}, found {heads}",
         )
-    if (found := keys.integer("attention.value_length", size)) != size:
+    found = keys.integer("attention.value_length", size)
+    if found != size and not has_own_values:
         keys.refuse(
             "attention.value_length", f"expected {size} as attention.key_length, found {found}"
         )
     return size
 
 
-def _intermediate_size(keys: GgufReader, *, varies: bool) -> int:
-    """Return the width of MLPs; if it ``varies``, that of the first layer."""
+def _intermediate_size(keys: GgufReader, architecture: GgufArchitecture) -> int:
     key = "feed_forward_length"
-    if varies:
-        num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
-        width = keys.per_layer(key, num_layers, varies=True)[0]
-        return check_integer(keys.label(key), width, 1, error=ConfigError)
+    if architecture.varies:
+        return _first(keys, key)
+    if architecture.skips_mlps:
+        return _largest(keys, key)
     return keys.integer(key, keys.get("expert_feed_forward_length"))
+
+
+def _first(keys: GgufReader, key: str) -> int:
+    """Return the value of a key in the first layer; other layers may have other values."""
+    num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
+    value = keys.per_layer(key, num_layers, varies=True)[0]
+    return check_integer(keys.label(key), value, 1, error=ConfigError)
+
+
+def _largest(keys: GgufReader, key: str) -> int:
+    """Return the value of a key in the layers where it is not 0."""
+    values = keys.per_layer(key, keys.integer("block_count", maximum=MAX_LAYERS))
+    return check_integer(keys.label(key), max(values), 1, error=ConfigError)
 
 
 def _num_kv_heads(keys: GgufReader, architecture: GgufArchitecture) -> int:
     heads = keys.integer("attention.head_count")
     key = "attention.head_count_kv"
-    if architecture.skips_attention or architecture.varies:
-        num_layers = keys.integer("block_count", maximum=MAX_LAYERS)
-        numbers = keys.per_layer(key, num_layers, varies=architecture.varies)
-        kv_heads = numbers[0] if architecture.varies else max(numbers)
-        kv_heads = check_integer(keys.label(key), kv_heads, 1, error=ConfigError)
+    if architecture.varies:
+        kv_heads = _first(keys, key)
+    elif architecture.skips_attention:
+        kv_heads = _largest(keys, key)
     else:
         kv_heads = keys.integer(key, heads)
     if heads % kv_heads:

@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 
 from pronk.base.checks import check_integer
 from pronk.base.errors import ConfigError, refuse
-from pronk.checkpoint.config import MAX_EXPERTS, MixtureConfig, RouterScores
+from pronk.checkpoint.config import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_TAPS,
+    MixtureConfig,
+    RecurrentConfig,
+    RouterScores,
+)
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import check_positive
 
@@ -99,6 +106,12 @@ class GgufReader:
         """Return the value of a key, an integer from 1 to ``maximum``; ``default`` if absent."""
         return check_integer(self.label(key), self.get(key, default), 1, maximum, error=ConfigError)
 
+    def num_layers(self) -> int:
+        """Return the number of layers without MTP heads, which ``block_count`` counts, too."""
+        heads = self.get("nextn_predict_layers", 0)
+        count = self.integer("block_count") - heads if isinstance(heads, int) else None
+        return check_integer(self.label("block_count"), count, 1, error=ConfigError)
+
     def per_layer(self, key: str, num_layers: int, *, varies: bool = False) -> list[int]:
         """Return the value of a key for each layer: integers from 0.
 
@@ -152,7 +165,7 @@ class GgufReader:
         if not self.get("expert_count"):
             return None
         count = self.integer("expert_count", maximum=MAX_EXPERTS)
-        width = self.integer("expert_feed_forward_length", self.get("feed_forward_length"))
+        width = self._count("expert_feed_forward_length", 0) or self.integer("feed_forward_length")
         function = self._choice("expert_gating_func", 0, tuple(_GATING_FUNCTIONS))
         num_dense = self._choice("leading_dense_block_count", 0, range(num_layers))
         mixture = MixtureConfig(
@@ -194,6 +207,34 @@ class GgufReader:
         """
         num_shared = self._count("expert_shared_count", 0)
         return self._count("expert_shared_feed_forward_length", num_shared * width)
+
+    def recurrence(self, layers: tuple[bool, ...]) -> RecurrentConfig:
+        """Return the sizes of recurrent layers, with the rule of Gated DeltaNet.
+
+        ``layers`` says which layers are recurrent. Their convolution has a bias if the file has
+        one.
+        """
+        key_heads = self.integer("ssm.group_count")
+        value_heads = self.integer("ssm.time_step_rank")
+        size = self.integer("ssm.inner_size")
+        if value_heads % key_heads:
+            self.refuse(
+                "ssm.time_step_rank",
+                f"expected a multiple of ssm.group_count = {key_heads}, found {value_heads}",
+            )
+        if size % value_heads or size // value_heads > MAX_HEAD_DIM:
+            expected = f"expected {value_heads} times at most {MAX_HEAD_DIM}"
+            self.refuse("ssm.inner_size", f"{expected}, found {size}")
+        bias = f"blk.{layers.index(True)}.ssm_conv1d.bias"
+        return RecurrentConfig(
+            layers=layers,
+            key_heads=key_heads,
+            value_heads=value_heads,
+            key_dim=self.integer("ssm.state_size", maximum=MAX_HEAD_DIM),
+            value_dim=size // value_heads,
+            taps=self.integer("ssm.conv_kernel", maximum=MAX_TAPS),
+            filter_bias=bias in self.checkpoint,
+        )
 
     def windows(
         self, num_layers: int, period: int, size: int | None = None

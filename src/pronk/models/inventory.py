@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pronk.base.arrays import UINT8, Array, as_bytes
+from pronk.base.arrays import FLOAT32, UINT8, Array, as_bytes
 from pronk.base.errors import CheckpointError, locate_error, refuse
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
@@ -157,13 +157,16 @@ class Inventory:
     def tensor(self, source: CheckpointTensor) -> Array:
         """Return an unquantized tensor.
 
-        The array is a view of the mapped file, unless rows are selected.
+        The array is a view of the mapped file, unless rows are selected. With a factor, the result
+        is in float32.
         """
         name = self._stored_name[source.name]
         found = self.checkpoint.tensor(name).reshape(source.shape)
         if source.expert is not None:
-            return found[source.expert]
-        return found if source.rows is None else found[source.rows.order(len(found))]
+            found = found[source.expert]
+        if source.rows is not None:
+            found = found[source.rows.order(len(found))]
+        return _scaled(found, source.factor)
 
     def is_quantized(self, source: CheckpointTensor) -> bool:
         """Return whether a matrix is quantized in the checkpoint."""
@@ -182,12 +185,18 @@ class Inventory:
         return self.checkpoint.blocks(name, source.expert, source.rows)
 
     def weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
-        """Read a matrix that is quantized in the checkpoint.
+        """Read a matrix that is quantized in the checkpoint, and multiply it by its factor.
 
         The integer codes are written to ``codes``, uint8 ``[outputs, inputs]``, which the result
         uses. A format without integer codes (FP8) is dequantized to an array. Raises
         ``CheckpointError`` for invalid values.
         """
+        stored = self._stored_weight(source, codes)
+        if isinstance(stored, np.ndarray):
+            return _scaled(stored, source.factor)
+        return stored if source.factor == 1.0 else stored.scaled(source.factor)
+
+    def _stored_weight(self, source: CheckpointTensor, codes: Array) -> Array | QuantizedMatrix:
         if isinstance(self.checkpoint, GgufCheckpoint):
             name = self._stored_name[source.name]
             return self.checkpoint.weight(name, codes, source.expert, source.rows)
@@ -218,8 +227,11 @@ class Inventory:
         """
         if not isinstance(self.checkpoint, GgufCheckpoint) or source.expert is not None:
             return (source.shape,)
+        if source.heads:
+            return ((source.heads, source.shape[0] // source.heads, *source.shape[1:]),)
         flat = tuple(size for size in source.shape if size > 1)
-        return (source.shape,) if flat == source.shape else (source.shape, flat)
+        shapes = (source.shape, flat, source.gguf_shape or source.shape)
+        return tuple(dict.fromkeys(shapes))
 
     def _check_complete(self, expected: Mapping[str, StoredTensor], names: TensorNames) -> None:
         folder = self.checkpoint.folder
@@ -244,6 +256,10 @@ class Inventory:
                 refuse(folder, f"{kind} tensors: {listed}; expected {wanted}, found {found}")
         for name, tensor in expected.items():
             _check_shape_and_dtype(self.checkpoint, stored[name], tensor)
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    return array if factor == 1.0 else array.astype(FLOAT32) * FLOAT32.type(factor)
 
 
 def _module_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,10 @@ from pronk.models.program import HeadNorms, KVSource, OutputRange, Program, outp
     _MIX,
     _RECUR,
     _LAYER_INPUTS,
-) = range(12)
+    _HEADS,
+    _LATENT,
+    _GROUP_NORM,
+) = range(15)
 # Buffers that an operation reads or writes, numbered as ``pronk_buffer`` in ``csrc/pronk.h``.
 _STREAM, _A, _B, _LOGITS, _SCORES, _C, _INPUTS = range(7)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "C": _C, "logits": _LOGITS, "scores": _SCORES}
@@ -53,6 +57,8 @@ _GATHER = 2
 # Kinds of norms, numbered as ``pronk_norm_kind`` in ``csrc/pronk.h``; 0 means no norm.
 _RMS_NORM = 1
 _LAYER_NORM = 2
+# Update rules of recurrent layers, numbered as ``pronk_rule`` in ``csrc/pronk.h``.
+_RULES = {"gated_delta": 0, "mamba2": 1}
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4, "relu2": 5}
 
 
@@ -188,10 +194,11 @@ class KernelProgram(Program):
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
         cache = self.cache_of(kv)
         op = self._append(_ATTEND)
-        op.sinks = self._keep_alive(None if sinks is None else sinks.astype(np.float32))
+        op.sinks = self._keep_alive(_as_float32(sinks))
         op.heads = config.num_heads
         op.kv_heads = cache.config.shape_of(kv.layer).num_kv_heads
         op.head_dim = config.head_dim
+        op.value_dim = config.value_dim
         op.window = cache.config.window_of(kv.layer) or 0
         op.cap = config.attention_cap or 0.0
         op.cache = kv.cache
@@ -199,10 +206,33 @@ class KernelProgram(Program):
         op.slots = cache.num_slots
         self._kv_cache(op, kv)
 
+    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+        op = self._append(_HEADS)
+        op.input = _BUFFERS[source]
+        op.output = _BUFFERS[to]
+        op.input_columns = width
+        self._set_matrix(op, linear)
+
+    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+        sizes = config.latent
+        assert sizes is not None
+        op = self._append(_LATENT)
+        op.heads = config.num_heads
+        op.head_dim = config.head_dim
+        op.value_dim = sizes.rank
+        op.rope_dim = sizes.rope_dim
+        rope = self.cache_of(kv).config.rope_of(kv.layer)
+        assert rope is not None, "expected a rotation of latent attention, found none"
+        op.rope = self._rope_index(rope, self.cache_of(kv)) + 1
+        op.scale = config.query_scale
+        op.first_column = config.num_heads * sizes.plain_dim
+        op.columns = config.num_heads * sizes.query_dim + config.head_dim
+        self._set_norm(op, norm)
+        self._kv_cache(op, kv)
+
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         op = self._append(_CONVOLVE)
-        op.filter = self._keep_alive(weights.reshape(len(weights), -1).T.astype(np.float32))
-        op.filter_bias = self._keep_alive(None if bias is None else bias.astype(np.float32))
+        self._set_filter(op, weights, bias)
         op.taps = weights.shape[-1]
         op.keys = self._keep_alive(cache.keys[layer])
         op.kv_type = TYPES[cache.dtype]
@@ -218,21 +248,21 @@ class KernelProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(linear, StackedLinear):
             assert norm is not None or source != "stream", "expected an input"
-            first = 0
+            first, width = columns or (0, linear.out_features)
             for part in linear.parts:
                 op = self._linear(part, norm, activation, source, to, output)
                 op.first_column = first
-                op.columns = linear.out_features
+                op.columns = width
                 first += part.out_features
             return
         op = self._linear(linear, norm, activation, source, to, output)
         op.residual = int(residual)
         op.wanted = int(only_logits_rows)
-        op.layer_input = 0 if layer_input is None else layer_input + 1
+        op.first_column, op.columns = columns or (0, 0)
 
     def _linear(
         self,
@@ -244,7 +274,8 @@ class KernelProgram(Program):
         output: OutputRange | None,
     ) -> COp:
         op = self._append(_LINEAR)
-        op.scale, op.cap = output or output_range(linear)
+        op.scale, op.cap, layer_input = output or output_range(linear)
+        op.layer_input = 0 if layer_input is None else layer_input + 1
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
         op.activation = _ACTIVATIONS[activation]
@@ -275,18 +306,28 @@ class KernelProgram(Program):
             op.value_dim = config.value_dim
             op.tiled = int(config.tiled_heads)
             op.taps = config.taps
+            op.rule = _RULES[config.rule]
             op.slots = states.num_slots
             op.num_updates = states.num_updates
+            op.state_size = math.prod(states.states[index].shape[1:])
+            op.update_size = math.prod(states.updates[index].shape[1:])
             op.states = self._keep_alive(states.states[index])
             op.inputs = self._keep_alive(states.inputs[index])
             op.updates = self._keep_alive(states.updates[index])
-        filter_ = layer.filter
         mix, recur = self._ops[-2:]
-        mix.filter = self._keep_alive(filter_.reshape(len(filter_), -1).T.astype(np.float32))
-        recur.decay_rate = self._keep_alive(layer.decay_rate.astype(np.float32))
-        recur.decay_bias = self._keep_alive(layer.decay_bias.astype(np.float32))
-        self._set_norm(recur, layer.mixer_norm)
+        self._set_filter(mix, layer.filter, layer.filter_bias)
+        recur.decay_rate = self._keep_alive(_as_float32(layer.decay_rate))
+        recur.decay_bias = self._keep_alive(_as_float32(layer.decay_bias))
+        recur.skip = self._keep_alive(_as_float32(layer.skip))
+        if config.norm == "before_gate":
+            self._set_norm(recur, layer.mixer_norm)
         self._has_recurrence = True
+
+    def group_norm(self, norm: Any, groups: int) -> None:
+        op = self._append(_GROUP_NORM)
+        op.heads = groups
+        op.columns = len(norm.weight)
+        self._set_norm(op, norm)
 
     def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
         op = self._append(_GATE)
@@ -305,6 +346,7 @@ class KernelProgram(Program):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
+        width: int | None = None,
     ) -> None:
         op = self._append(_NORM)
         op.input = _BUFFERS[source]
@@ -313,6 +355,7 @@ class KernelProgram(Program):
         op.scale = scale
         op.collected = 0 if collected is None else collected + 1
         op.part, op.parts = part or (0, 0)
+        op.columns = width or 0
         self._set_norm(op, norm)
 
     def route(
@@ -421,16 +464,22 @@ class KernelProgram(Program):
     def _kv_cache(self, op: COp, kv: KVSource) -> None:
         cache = self.cache_of(kv)
         op.kv_type = TYPES[cache.kv_dtype]
-        op.keys = self._keep_alive(cache.keys[kv.layer])
+        keys = cache.keys[kv.layer]
+        op.keys = self._keep_alive(keys if len(keys) else None)
         op.values = self._keep_alive(cache.values[kv.layer])
 
-    def _set_weights(self, op: COp, linear: Any) -> None:
+    def _set_matrix(self, op: COp, linear: Any) -> None:
+        """Set the matrix of an operation, without its adapters."""
         packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)
         assert isinstance(packed, PackedMatrix), (
             "expected weights packed for the kernels, found plain ones"
         )
         self._kept_alive.append(packed)
         op.w = ctypes.pointer(packed.struct)
+
+    def _set_weights(self, op: COp, linear: Any) -> None:
+        """Set the matrix of an operation, and its adapters."""
+        self._set_matrix(op, linear)
         adapters = getattr(linear, "adapters", None) or ()
         structs = (CAdapter * len(adapters))(
             *[each.struct if each else CAdapter() for each in adapters]
@@ -438,6 +487,12 @@ class KernelProgram(Program):
         self._kept_alive += [adapters, structs]
         op.num_adapters = len(adapters)
         op.adapters = structs
+
+    def _set_filter(self, op: COp, weights: Array, bias: Array | None) -> None:
+        """Set the weights ``[channels, …, taps]`` and the bias ``[channels]`` of a convolution."""
+        by_tap = weights.reshape(len(weights), -1).T
+        op.filter = self._keep_alive(_as_float32(by_tap))
+        op.filter_bias = self._keep_alive(_as_float32(bias))
 
     @staticmethod
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:
@@ -459,3 +514,7 @@ class KernelProgram(Program):
         array = np.ascontiguousarray(array)
         self._kept_alive.append(array)
         return int(array.ctypes.data)
+
+
+def _as_float32(array: Array | None) -> Array | None:
+    return None if array is None else array.astype(np.float32)

@@ -55,7 +55,7 @@ _EXPERTS = 5
 _TAPS = 3
 _VALUE_DIM = 24  # size of a value head of the checked recurrence
 
-_LayerKind = Literal["attention", "convolution", "experts", "recurrence"]
+_LayerKind = Literal["attention", "convolution", "experts", "gated_delta", "mamba2"]
 
 
 @cache
@@ -249,14 +249,17 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
     if kind == "convolution":
         sizes |= {"gates": (3 * 64, 64), "filter": (64, _TAPS)}
         config = dataclasses.replace(config, convolution=ConvolutionConfig(_TAPS, (True,)))
-    elif kind == "recurrence":
+    elif kind in ("gated_delta", "mamba2"):
         recurrent = RecurrentConfig((True,), 2, 4, 8, _VALUE_DIM, _TAPS)
+        if kind == "mamba2":
+            recurrent = dataclasses.replace(recurrent, rule="mamba2", norm="after_gate")
+            sizes["skip"] = (recurrent.value_heads,)
         sizes |= {
             "mixer_in": (recurrent.num_channels + recurrent.num_outputs, 64),
-            "mixer_gates": (2 * recurrent.value_heads, 64),
+            "mixer_gates": (recurrent.num_scalars, 64),
             "filter": (recurrent.num_channels, _TAPS),
             "decay": (2, recurrent.value_heads),
-            "out": (64, recurrent.num_outputs),
+            "mixer_out": (64, recurrent.num_outputs),
         }
         config = dataclasses.replace(config, recurrent=recurrent)
     else:
@@ -294,15 +297,18 @@ class _LayerRunner:
             if isinstance(experts, Experts):
                 for number, matrix in enumerate(weight):
                     experts.set(number, Linear(backend, matrix, None, experts.layout, None))
-            elif name == "filter":
-                layer.filter = weight
+            elif name in ("filter", "skip"):
+                setattr(layer, name, weight)
             elif name == "decay":
                 layer.decay_rate = -np.abs(weight[0].astype(np.float32))
                 layer.decay_bias = weight[1].astype(np.float32)
-                layer.mixer_norm = Norm.of(config, np.ones(_VALUE_DIM))
             else:
                 setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
+        if config.recurrent is not None:
+            is_last = config.recurrent.norm == "after_gate"
+            size = config.recurrent.num_outputs if is_last else config.recurrent.value_dim
+            layer.mixer_norm = Norm.of(config, np.ones(size))
         self.cache = backend.make_cache(
             config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype
         )
@@ -331,9 +337,11 @@ class _LayerRunner:
 def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
     """Return the layer's output for a text by NumPy in float64, ``[tokens, hidden]``."""
     branch = _attention if config.convolution is None else _convolution
+    out = weights["out"]
     if config.recurrent is not None:
         branch = _recurrence
-    x = x + branch(config, weights, _norm(config, x)) @ weights["out"].T
+        out = weights["mixer_out"]
+    x = x + branch(config, weights, _norm(config, x)) @ out.T
     rows = _norm(config, x)
     if config.mixture is None:
         return x + _mlp(rows, weights["up"], weights["down"])
@@ -372,31 +380,45 @@ def _recurrence(config: ModelConfig, weights: dict[str, Array], rows: Array) -> 
     mixed = sum(weights["filter"][:, tap] * padded[tap : tap + len(rows)] for tap in range(_TAPS))
     num_keys = recurrent.key_heads * recurrent.key_dim
     queries, keys, values = np.split(_silu(mixed), [num_keys, 2 * num_keys], axis=1)
+    is_mamba = recurrent.rule == "mamba2"
+    if not is_mamba:
+        queries = _unit(queries, recurrent.key_dim) / recurrent.key_dim**0.5
+        keys = _unit(keys, recurrent.key_dim)
     shape = (len(rows), recurrent.key_heads, recurrent.key_dim)
     group = recurrent.value_heads // recurrent.key_heads
-    q = _unit(queries.reshape(shape)).repeat(group, axis=1) / recurrent.key_dim**0.5
-    k = _unit(keys.reshape(shape)).repeat(group, axis=1)
+    q = queries.reshape(shape).repeat(group, axis=1)
+    k = keys.reshape(shape).repeat(group, axis=1)
     v = values.reshape(len(rows), recurrent.value_heads, recurrent.value_dim)
-    beta, decay = np.split(rows @ weights["mixer_gates"].T, 2, axis=1)
-    beta = 1.0 / (1.0 + np.exp(-beta))
+    scalars = (rows @ weights["mixer_gates"].T).reshape(len(rows), -1, recurrent.value_heads)
     rate, bias = weights["decay"]
-    decay = np.exp(-np.abs(rate) * np.log1p(np.exp(decay + bias)))
+    growth = np.log1p(np.exp(scalars[:, -1] + bias))
+    decay = np.exp(-np.abs(rate) * growth)
+    beta = growth if is_mamba else 1.0 / (1.0 + np.exp(-scalars[:, 0]))
     state = np.zeros((recurrent.value_heads, recurrent.key_dim, recurrent.value_dim))
     outputs = np.empty_like(v)
     for t in range(len(rows)):
         state = decay[t][:, None, None] * state
-        delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+        known = 0.0 if is_mamba else np.einsum("hkv,hk->hv", state, k[t])
+        delta = beta[t][:, None] * (v[t] - known)
         state = state + k[t][:, :, None] * delta[:, None]
         outputs[t] = np.einsum("hkv,hk->hv", state, q[t])
-    return _norm(config, outputs).reshape(len(rows), -1) * _silu(gates)
+    if not is_mamba:
+        return _norm(config, outputs).reshape(len(rows), -1) * _silu(gates)
+    outputs += weights["skip"][:, None] * v
+    gated = outputs.reshape(len(rows), -1) * _silu(gates)
+    grouped = gated.reshape(len(rows), recurrent.key_heads, -1)
+    return _norm(config, grouped).reshape(len(rows), -1)
 
 
 def _silu(x: Array) -> Array:
     return x / (1.0 + np.exp(-x))
 
 
-def _unit(x: Array) -> Array:
-    return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+def _unit(rows: Array, size: int) -> Array:
+    """Return rows of heads of ``size`` numbers, each divided by its length."""
+    heads = rows.reshape(len(rows), -1, size)
+    unit = heads / np.sqrt((heads * heads).sum(-1, keepdims=True) + 1e-6)
+    return unit.reshape(rows.shape)
 
 
 def _attention(config: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:

@@ -68,6 +68,8 @@ class LayerExecutor:
                 the dtype of the cache.
         """
         decoder = self.decoder
+        if self._can_shorten(batch, num_layers, collect):
+            return self._run_shortened(batch, collect)
         states = np.empty((batch.num_rows, decoder.config.hidden_size), self.cache.dtype)
         logits = None
         has_logits = False
@@ -80,6 +82,42 @@ class LayerExecutor:
         program = self._program(num_layers, tuple(collect), has_logits=has_logits)
         experts_read = program.run(batch, states, logits, collected)
         hidden = {} if collected is None else dict(zip(collect, collected, strict=True))
+        return LayersResult(hidden, logits, experts_read)
+
+    def _can_shorten(self, batch: ForwardBatch, num_layers: int, collect: Sequence[int]) -> bool:
+        """Return whether rows without logits may end after the last layer that stores anything.
+
+        Later layers compute nothing that other rows read. Their outputs must not be collected or
+        saved.
+        """
+        config = self.decoder.config
+        last = config.num_storing_layers
+        saved = [feature for feature in self.cache.features if isinstance(feature, int)]
+        return (
+            last < num_layers == config.num_layers
+            and len(batch.logits_rows) < batch.num_rows
+            and max((*collect, *saved), default=0) <= last
+            and self.decoder.has_uniform_activations
+        )
+
+    def _run_shortened(self, batch: ForwardBatch, collect: Sequence[int]) -> LayersResult:
+        """Run all rows through the layers that store keys, and those with logits through the rest.
+
+        Most rows of a prompt have no logits. The bits of the others do not depend on them.
+        """
+        config = self.decoder.config
+        last = config.num_storing_layers
+        states = np.empty((batch.num_rows, config.hidden_size), self.cache.dtype)
+        collected = np.empty((len(collect), *states.shape), self.cache.dtype) if collect else None
+        program = self._program(last, tuple(collect), has_logits=False)
+        experts_read = program.run(batch, states, None, collected)
+        hidden = {} if collected is None else dict(zip(collect, collected, strict=True))
+        logits = np.empty((len(batch.logits_rows), config.vocab_size), np.float32)
+        entries, rows = batch.without_unread()
+        if entries:
+            rest = self._cached_program(("rest",), self._compile_rest)
+            given = states[rows]
+            experts_read += rest.run(ForwardBatch(entries), given.copy(), logits, given[None])
         return LayersResult(hidden, logits, experts_read)
 
     def draft_chain(
@@ -145,6 +183,22 @@ class LayerExecutor:
                 program.collect_hidden(collect.index(index + 1))
         if has_logits:
             program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
+        return program
+
+    def _compile_rest(self) -> Program:
+        """Compile the layers after the last one that stores keys; they read ``collected[0]``."""
+        decoder = self.decoder
+        config = decoder.config
+        program = decoder.backend.program(
+            config.hidden_size, self.cache.dtype, self.cache, self.other_caches
+        )
+        if decoder.layer_inputs is not None:
+            program.embed(decoder)
+            program.layer_inputs(decoder)
+        program.norm(None, collected=0)
+        for index in range(config.num_storing_layers, config.num_layers):
+            decoder.layers[index].compile(program, index)
+        program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
         return program
 
 

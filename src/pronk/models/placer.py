@@ -112,11 +112,13 @@ class WeightPlacer:
             arrays[0] = arrays[0].astype(np.float32) + np.float32(part.offset)
         if part.factor != 1.0:
             arrays[0] = arrays[0].astype(np.float32) * np.float32(part.factor)
-        return Norm.of(self.decoder.config, *arrays)
+        norm = Norm.of(self.decoder.config, *arrays)
+        return norm if part.eps is None else replace(norm, eps=part.eps)
 
     def _vector(self, part: DecoderPart) -> Array:
         """Load an array of few numbers, in float32."""
-        values = self.inventory.tensor(part.weight[0]).astype(FLOAT32)
+        arrays = [self.inventory.tensor(source).astype(FLOAT32) for source in part.weight]
+        values = np.concatenate(arrays)
         return -np.exp(values) if part.log_decay else values
 
     def _table(self, source: CheckpointTensor) -> Array:
@@ -153,7 +155,11 @@ class WeightPlacer:
         return blocks
 
     def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear | StackedLinear:
-        weights = self._blocks(part.weight, layout) or self._weights(part, layout)
+        weights: Sequence[AnyWeight]
+        if part.transposed_heads:
+            weights = [self._transpose_heads(part)]
+        else:
+            weights = self._blocks(part.weight, layout) or self._weights(part, layout)
         bias = self._bias(part, layout)
         if part.interleaved:
             weights = [_separate_halves(weight) for weight in weights]
@@ -165,6 +171,18 @@ class WeightPlacer:
         return StackedLinear(
             [self._pack(*pair, layout) for pair in zip(weights, biases, strict=True)]
         )
+
+    def _transpose_heads(self, part: DecoderPart) -> Array:
+        """Return the matrices of the heads of a tensor, transposed one by one and stacked.
+
+        A quantized tensor is dequantized: its groups are along the outputs of the result.
+        """
+        source = part.weight[0]
+        stored = self._read(source, mapped_zeros(source.part_shape, UINT8))
+        plain = self._stack([stored])
+        heads = plain.reshape(part.transposed_heads, -1, plain.shape[1])
+        transposed = np.ascontiguousarray(heads.swapaxes(1, 2))
+        return transposed.reshape(-1, transposed.shape[-1])
 
     def _pack(self, weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         """Build a linear layer.

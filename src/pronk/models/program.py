@@ -30,9 +30,25 @@ A layer with a short convolution has these operations in place of the first thre
 A recurrent layer has these operations in place of the first three ::
 
     linear    B = norm(x) W_in            inputs of the convolution, then gates of the outputs
-    linear    scores = norm(x) W_gates    beta, then decay, one number for each value head
-    recur     A = gated, normalized outputs of the recurrence of B and scores
-    linear    x = x + A W_out
+    linear    scores = norm(x) W_gates    scalars of the row, one or two for each value head
+    recur     A = gated outputs of the recurrence of B and scores; before the gates, perhaps normed
+    norm      A = norm(A)                 if the norm comes after the gates
+    linear    x = x + A W_mixer_out
+
+A layer with a recurrence and attention of the same input has the operations of both. The
+recurrence adds its outputs to ``x`` after ``qkv`` has read ``x``, and before ``attend``.
+
+Latent attention (:class:`~pronk.checkpoint.config.LatentConfig`) has these operations in place of
+the first three; the first two only if queries have a latent ::
+
+    linear    A = norm(x) W_q_a
+    norm      A = norm(A)
+    linear    B = [A W_q_b, norm(x) W_kv_a]   queries, the token's latent and its key
+    per_head  A = plain parts of the queries of B, each times its head's matrix of keys
+    latent    queries of A and B, rotated; stores the token's normalized latent and rotated key
+    attend    A = attention, whose values are the latents
+    per_head  B = outputs of A, each times its head's matrix of values
+    linear    x = x + B W_out
 
 With gated attention, ``attend`` is followed by ::
 
@@ -90,10 +106,12 @@ from pronk.models.forward_batch import ForwardBatch
 
 
 class OutputRange(NamedTuple):
-    """Scale and soft cap of a linear layer's outputs."""
+    """Factors and soft cap of a linear layer's outputs."""
 
     scale: float = 1.0
     cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
+    # Layer (from 0) whose inputs the activated outputs are multiplied by; ``None``: none.
+    layer_input: int | None = None
 
 
 class HeadNorms(NamedTuple):
@@ -162,18 +180,49 @@ class Program(ABC):
         With ``partial`` (tensor parallelism), the output for this process's heads is written to the
         buffer ``logits`` instead of being added to the stream.
         """
-        kv = layer.reads or KVSource(index)
-        only_queries = layer.reads is not None
-        norms = HeadNorms(layer.q_norm, layer.k_norm, layer.v_norm)
+        self._project_heads(layer, index)
+        self._attend_heads(layer, index, partial=partial)
+
+    def _project_heads(self, layer: Any, index: int) -> None:
+        """Append the projections to queries, keys and values of a layer with attention."""
         self.project(
-            layer.qkv, layer.attention_norm, layer.config, kv, norms, only_queries=only_queries
+            layer.qkv,
+            layer.attention_norm,
+            layer.config,
+            layer.reads or KVSource(index),
+            HeadNorms(layer.q_norm, layer.k_norm, layer.v_norm),
+            only_queries=layer.reads is not None,
         )
-        self.attend(layer.config, kv, sinks=layer.sinks)
+
+    def _attend_heads(self, layer: Any, index: int, *, partial: bool = False) -> None:
+        """Append the attention of the projected queries, with its residual connection."""
+        self.attend(layer.config, layer.reads or KVSource(index), sinks=layer.sinks)
         if layer.attention_gate is not None:
             gates = "scores" if layer.config.head_gates else "B"
             self.linear(layer.attention_gate, norm=layer.attention_norm, to=gates)
             self.gate("A", gates, layer.out.in_features, heads=layer.config.num_heads)
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=partial)
+
+    def latent_attention(self, layer: Any, index: int) -> None:
+        """Append a layer's latent attention, with its residual connection."""
+        config = layer.config
+        kv = KVSource(index)
+        norm = layer.attention_norm
+        source = "stream"
+        if layer.q_a is not None:
+            self.linear(layer.q_a, norm=norm, to="A")
+            self.norm(layer.q_a_norm, source="A", to="A", width=layer.q_a.out_features)
+            source = "A"
+            norm = None
+        num_queries = layer.q_b.out_features
+        width = num_queries + layer.kv_a.out_features
+        self.linear(layer.q_b, norm=norm, source=source, to="B", columns=(0, width))
+        self.linear(layer.kv_a, norm=layer.attention_norm, to="B", columns=(num_queries, width))
+        self.per_head(layer.k_b, source="B", width=width, to="A")
+        self.latent(layer.kv_a_norm, config, kv)
+        self.attend(config, kv)
+        self.per_head(layer.v_b, source="A", width=layer.k_b.out_features, to="B")
+        self._add_branch(layer.out, "B", layer.attention_output_norm, config, partial=False)
 
     def convolution(self, layer: Any, index: int) -> None:
         """Append the operations of a layer's short convolution, with its residual connection."""
@@ -183,11 +232,27 @@ class Program(ABC):
         self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
 
     def recurrence(self, layer: Any, index: int) -> None:
-        """Append the operations of a recurrent layer's mixer, with its residual connection."""
+        """Append the operations of a layer's recurrence, with its residual connection."""
+        self._mix(layer, index)
+        norm = layer.attention_output_norm
+        self._add_branch(layer.mixer_out, "A", norm, layer.config, partial=False)
+
+    def parallel(self, layer: Any, index: int) -> None:
+        """Append a recurrence and attention, which read the same rows: the sum of both is added."""
+        is_plain = layer.attention_output_norm is None and layer.attention_gate is None
+        assert is_plain, "expected plain attention beside a recurrence"
+        self._mix(layer, index)
+        self._project_heads(layer, index)
+        self._add_branch(layer.mixer_out, "A", None, layer.config, partial=False)
+        self._attend_heads(layer, index)
+
+    def _mix(self, layer: Any, index: int) -> None:
+        """Append ``A``: the gated outputs of a layer's recurrence, normed if it has a norm."""
         self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
         self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
         self.recur(layer, index)
-        self._add_branch(layer.out, "A", layer.attention_output_norm, layer.config, partial=False)
+        if layer.recurrent.norm == "after_gate":
+            self.group_norm(layer.mixer_norm, layer.recurrent.key_heads)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
         """Append the MLP of a decoder layer, with its residual connection.
@@ -235,7 +300,9 @@ class Program(ABC):
 
         ``index`` is the number (from 0) of the layer.
         """
-        self.linear(layer.input_gate, activation=layer.config.activation, to="A", layer_input=index)
+        factors = OutputRange(layer_input=index)
+        activation = layer.config.activation
+        self.linear(layer.input_gate, activation=activation, to="A", output=factors)
         self.linear(layer.input_projection, source="A", to="B")
         self.norm(layer.input_norm, source="B", residual=True)
 
@@ -325,6 +392,28 @@ class Program(ABC):
         """
 
     @abstractmethod
+    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+        """Append a product for each head, from buffer to buffer.
+
+        The rows of ``source`` have ``width`` elements. Head ``h`` multiplies the columns ``h · K ..
+        (h + 1) · K - 1`` by its matrix. ``linear`` has the outputs of one head after the other,
+        ``layout.unit`` of each, and ``K`` inputs.
+        """
+
+    @abstractmethod
+    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+        """Append the queries of latent attention, and store a row ``[c ; r]`` for each token.
+
+        Args:
+            norm: norm of ``c``, the token's latent.
+            config: number and sizes of the queries, and of the buffers' rows. A row of ``A`` has,
+                for each head, the plain part of its query times the head's matrix of keys. A row of
+                ``B`` has the plain parts of the queries, the parts to rotate, and ``c`` and ``r``
+                before norm and rotation.
+            kv: where the row is stored: a layer of the model's own cache.
+        """
+
+    @abstractmethod
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
         """Append ``A = c · (convolution of the states b · x)`` of ``B = [b, c, x]``.
 
@@ -337,15 +426,23 @@ class Program(ABC):
     def recur(self, layer: Any, index: int) -> None:
         """Append ``A = norm(o) · silu(z)`` for the outputs ``o`` of a recurrence.
 
-        Buffer ``B`` has the inputs of the convolution and ``z``, the gates of the outputs.
-        ``scores`` has ``beta`` before its sigmoid and the decay before its bias and softplus, one
-        number of each for each value head. The states are those of layer ``index`` (from 0) of the
+        The norm is left out unless it comes before the gate. Buffer ``B`` has the inputs of the
+        convolution and ``z``, the gates of the outputs. ``scores`` has the scalars of each row:
+        ``beta`` before its sigmoid, if the update rule has one, and the decay before its bias and
+        softplus, for each value head. The states are those of layer ``index`` (from 0) of the
         cache. :class:`~pronk.checkpoint.config.RecurrentConfig` has the formulas, and
         :mod:`pronk.cache.states` explains how the states are kept.
 
         Args:
             layer: a :class:`~pronk.models.decoder.Layer` with ``recurrent``.
             index: layer number (from 0).
+        """
+
+    @abstractmethod
+    def group_norm(self, norm: Any, groups: int) -> None:
+        """Append ``A = norm(A)``, over each of ``groups`` equal parts of its rows.
+
+        ``norm`` has a weight for each element of a row.
         """
 
     @abstractmethod
@@ -369,7 +466,7 @@ class Program(ABC):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
 
@@ -379,9 +476,10 @@ class Program(ABC):
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
         :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
-        · up``. With ``layer_input=i``, the activated outputs are multiplied by the inputs of layer
-        ``i`` (from 0). ``scale`` and the soft cap are those of ``output``, by default those of
-        ``linear``.
+        · up``. ``scale``, the soft cap and the inputs of a layer that the activated outputs are
+        multiplied by are those of ``output``, by default scale and cap of ``linear``. With
+        ``columns=(i, n)``, the rows of ``to``, buffer ``A`` or ``B``, have ``n`` elements, of which
+        those from ``i`` on are written.
         """
 
     @abstractmethod
@@ -395,12 +493,14 @@ class Program(ABC):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
+        width: int | None = None,
     ) -> None:
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = scale · norm(source)``, or ``to += scale · norm(source)`` with
         ``residual``. ``to`` is ``"stream"``, ``"A"`` or ``"C"``. With ``collected=i``, the source
-        is ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`.
+        is ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`. Rows have
+        ``width`` elements, if both are buffers; by default, as many as the stream.
         """
 
     @abstractmethod

@@ -59,6 +59,7 @@ class TensorSplit:
                 )
         for part, present in (
             ("attention sinks", self.config.attention_sinks),
+            ("layers of one sublayer", bool(self.config.sublayers)),
             ("gated attention", self.config.gated_attention or self.config.head_gates),
             ("layers of different shapes", self.config.attention_shapes),
         ):

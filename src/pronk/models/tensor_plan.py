@@ -15,6 +15,7 @@ from typing import Literal
 
 from pronk.checkpoint.config import (
     ConvolutionConfig,
+    LatentConfig,
     MixtureConfig,
     ModelConfig,
     RecurrentConfig,
@@ -35,6 +36,12 @@ class CheckpointTensor:
     expert: int | None = None
     # rows of the tensor that belong to the weight; ``None``: all rows, in the tensor's order
     rows: HeadRows | None = None
+    # number of matrices that are stacked in ``shape``, if a GGUF file stores them as one tensor of
+    # three dimensions; 0: the tensor is one matrix
+    heads: int = 0
+    # shape in GGUF files, if they may have the numbers of ``shape`` in other dimensions
+    gguf_shape: tuple[int, ...] | None = None
+    factor: float = 1.0  # by which the stored numbers are multiplied
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -51,9 +58,9 @@ class DecoderPart:
     """A module or embedding, and the checkpoint tensors to stack for its weight and bias."""
 
     target: str  # attribute path in the decoder, such as ``layers.0.qkv``
-    # ``table`` is an array in the dtype of the checkpoint, such as an embedding; ``mapped`` is a
+    # ``table`` is one array in the dtype of the checkpoint, such as an embedding; ``mapped`` is a
     # table that stays in the mapped file, also if it is quantized; ``vector`` is an array in
-    # float32.
+    # float32 of few numbers, which may be stacked.
     kind: Literal["linear", "norm", "table", "mapped", "vector"]
     # tensors to stack for the weight; empty for an LM head that is tied to the embedding
     weight: tuple[CheckpointTensor, ...]
@@ -63,6 +70,10 @@ class DecoderPart:
     interleaved: bool = False
     offset: float = 0.0  # number to add to the weight of a norm
     factor: float = 1.0  # number by which the weight of a norm is then multiplied
+    eps: float | None = None  # epsilon of a norm; ``None``: that of the config
+    # number of heads, if the one tensor of ``weight`` has the transposed matrix of one head after
+    # the other; 0: it is one matrix, which ``transposed`` describes
+    transposed_heads: int = 0
     log_decay: bool = False  # whether the part is ``-exp`` of the stored array
 
     @property
@@ -108,34 +119,28 @@ def _plan_layer_inputs(config: ModelConfig, names: TensorNames) -> Iterator[Deco
 
 def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
     """Yield each module of layer ``index``, from 0, with the checkpoint tensors that it stacks."""
+    for part in _plan_parts(config, names, index):
+        factors = config.weight_factors.get(part.target.split(".")[2])
+        if factors is None:
+            yield part
+            continue
+        pairs = zip(part.weight, factors, strict=True)
+        weight = tuple(replace(tensor, factor=factor) for tensor, factor in pairs)
+        yield replace(part, weight=weight)
+
+
+def _plan_parts(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
+    """Yield each module of a layer, with tensors that no factors multiply."""
     config = config.of_layer(index)
-    up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
-    # For each module: number of outputs of each stacked matrix, number of inputs, whether there is
-    # a bias.
-    linears = {
-        "up": (up_sizes, config.hidden_size, config.mlp_bias),
-        "down": ((config.hidden_size,), config.intermediate_size, config.mlp_bias),
-    }
-    sizes = _norm_sizes(config, index)
     mixture = config.mixture_of(index)
-    convolution = config.convolution_of(index)
-    recurrent = config.recurrent_of(index)
     if mixture is not None:
         yield from _plan_experts(config, mixture, names, index)
-        linears = _shared_sizes(config, mixture)
-    if config.layer_input_size:
-        size = config.layer_input_size
-        linears["input_gate"] = ((size,), config.hidden_size, False)
-        linears["input_projection"] = ((config.hidden_size,), size, False)
     if config.layer_scalars:
         scalar = CheckpointTensor(_stored_modules(names, index, "scalar")[0], (1,))
         yield DecoderPart(f"layers.{index}.scalar", "vector", (scalar,))
-    if convolution is not None:
-        yield from _plan_convolution(config, convolution, names, index)
-    elif recurrent is not None:
-        yield from _plan_recurrence(config, recurrent, names, index)
-    else:
-        yield from _plan_attention(config, names, index)
+    yield from _plan_mixer(config, names, index)
+    linears = _linear_sizes(config, index)
+    sizes = _norm_sizes(config, index)
     for module in names.layer:
         stored = _stored_modules(names, index, module)
         target = f"layers.{index}.{module}"
@@ -147,7 +152,47 @@ def plan_layer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[
                 target, stored, outputs, inputs, bias=bias, transposed=names.transposed
             )
         elif module in sizes:
-            yield plan_norm(config, target, stored[0], sizes[module])
+            part = plan_norm(config, target, stored[0], sizes[module])
+            if module in names.bare_norms:
+                part = replace(part, weight=(replace(part.weight[0], name=stored[0]),))
+            yield part
+
+
+def _linear_sizes(config: ModelConfig, index: int) -> dict[str, tuple[tuple[int, ...], int, bool]]:
+    """Return the sizes of a layer's linear modules apart from its mixer and its experts.
+
+    These are for each module: the number of outputs of each stacked matrix, the number of inputs,
+    and whether there is a bias.
+    """
+    hidden = config.hidden_size
+    mixture = config.mixture_of(index)
+    linears: dict[str, tuple[tuple[int, ...], int, bool]] = {}
+    if mixture is not None:
+        linears |= _shared_sizes(config, mixture)
+    elif config.sublayers_of(index) != "mixer":
+        up_sizes = (config.intermediate_size,) * (2 if config.gated else 1)
+        linears["up"] = (up_sizes, hidden, config.mlp_bias)
+        linears["down"] = ((hidden,), config.intermediate_size, config.mlp_bias)
+    if config.layer_input_size:
+        linears["input_gate"] = ((config.layer_input_size,), hidden, False)
+        linears["input_projection"] = ((hidden,), config.layer_input_size, False)
+    return linears
+
+
+def _plan_mixer(config: ModelConfig, names: TensorNames, index: int) -> Iterator[DecoderPart]:
+    """Yield the modules of what mixes the tokens in a layer, without its norms."""
+    convolution = config.convolution_of(index)
+    recurrent = config.recurrent_of(index)
+    if convolution is not None:
+        yield from _plan_convolution(config, convolution, names, index)
+    if recurrent is not None:
+        yield from _plan_recurrence(config, recurrent, names, index)
+    if not config.has_attention(index):
+        return
+    if config.latent is not None:
+        yield from _plan_latent_attention(config, config.latent, names, index)
+    else:
+        yield from _plan_attention(config, names, index)
 
 
 def _stored_modules(names: TensorNames, index: int, module: str) -> tuple[str, ...]:
@@ -207,6 +252,65 @@ def _plan_attention(config: ModelConfig, names: TensorNames, index: int) -> Iter
         yield DecoderPart(f"layers.{index}.sinks", "table", (sinks,))
 
 
+def _plan_latent_attention(
+    config: ModelConfig, latent: LatentConfig, names: TensorNames, index: int
+) -> Iterator[DecoderPart]:
+    """Yield the projections and norms of a layer's latent attention, except the layer's own norm.
+
+    The outputs of ``q_b`` are the part ``q`` of all queries, then the part ``p`` of all queries.
+    The rows of ``k_b`` are the transposed matrix of keys of one head after the other.
+    """
+    hidden = config.hidden_size
+    heads = config.num_heads
+    rank = latent.rank
+    path = f"layers.{index}"
+    bias = config.qkv_bias
+    pairs = names.permuted_heads
+    stored = {
+        module: _stored_modules(names, index, module)
+        for module in ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b", "out")
+    }
+    query_inputs = hidden
+    query = stored["q_b"]
+    if latent.query_rank is None:
+        query = _stored_modules(names, index, "q")
+    else:
+        query_inputs = latent.query_rank
+        yield plan_linear(f"{path}.q_a", stored["q_a"], (query_inputs,), hidden, bias=bias)
+        yield _plan_latent_norm(config, f"{path}.q_a_norm", stored["q_a_norm"][0], query_inputs)
+    outputs = (heads * latent.query_dim,) * 2
+    part = plan_linear(f"{path}.q_b", query * 2, outputs, query_inputs)
+    plain = HeadRows(heads, stop=latent.plain_dim)
+    rotated = HeadRows(heads, start=latent.plain_dim, pairs=pairs)
+    yield _take_rows(part, [plain, rotated])
+    part = plan_linear(
+        f"{path}.kv_a", stored["kv_a"] * 2, (config.head_dim,) * 2, hidden, bias=bias
+    )
+    yield _take_rows(part, [HeadRows(1, stop=rank), HeadRows(1, start=rank, pairs=pairs)])
+    yield _plan_latent_norm(config, f"{path}.kv_a_norm", stored["kv_a_norm"][0], rank)
+    keys = f"{stored['k_b'][0]}.weight"
+    values = f"{stored['v_b'][0]}.weight"
+    if keys == values:  # one matrix has the keys and values of each head
+        shape = (heads * (latent.plain_dim + latent.value_dim), rank)
+        of_keys = CheckpointTensor(keys, shape, rows=plain)
+        yield DecoderPart(f"{path}.k_b", "linear", (of_keys,), transposed_heads=heads)
+        of_values = CheckpointTensor(keys, shape, rows=HeadRows(heads, start=latent.plain_dim))
+        yield DecoderPart(f"{path}.v_b", "linear", (of_values,))
+    else:
+        of_keys = CheckpointTensor(keys, (heads * rank, latent.plain_dim), heads=heads)
+        yield DecoderPart(f"{path}.k_b", "linear", (of_keys,))
+        of_values = CheckpointTensor(values, (heads * latent.value_dim, rank), heads=heads)
+        yield DecoderPart(f"{path}.v_b", "linear", (of_values,))
+    num_outputs = heads * latent.value_dim
+    yield plan_linear(f"{path}.out", stored["out"], (hidden,), num_outputs, bias=config.out_bias)
+
+
+def _plan_latent_norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
+    """Return the norm of a latent, whose epsilon is not that of the other norms."""
+    assert config.latent is not None
+    return replace(plan_norm(config, target, stored, size), eps=config.latent.norm_eps)
+
+
 def _take_rows(part: DecoderPart, rows: Sequence[HeadRows | None]) -> DecoderPart:
     """Return a linear layer changed to use only some rows of each of its tensors."""
 
@@ -244,7 +348,69 @@ def _plan_convolution(
 def _plan_recurrence(
     config: ModelConfig, recurrent: RecurrentConfig, names: TensorNames, index: int
 ) -> Iterator[DecoderPart]:
-    """Yield the projections of a recurrent layer, its convolution, its decay and its norm."""
+    """Yield the projections of a recurrence, its convolution, its decay, its skip and its norm."""
+    path = f"layers.{index}"
+    value_heads = recurrent.value_heads
+    if recurrent.rule == "mamba2":
+        yield from _plan_mamba_inputs(config, recurrent, names, index)
+    else:
+        yield from _plan_delta_inputs(config, recurrent, names, index)
+    has_skip = recurrent.rule == "mamba2"
+    vectors = ("decay_rate", "decay_bias", "skip") if has_skip else ("decay_rate", "decay_bias")
+    for module in vectors:
+        name = _stored_modules(names, index, module)[0]
+        stored = CheckpointTensor(name, (value_heads,), gguf_shape=(value_heads, 1))
+        is_log = names.log_decay and module == "decay_rate"
+        yield DecoderPart(f"{path}.{module}", "vector", (stored,), log_decay=is_log)
+    if recurrent.norm != "none":
+        yield _plan_mixer_norm(config, recurrent, names, index)
+    out = _stored_modules(names, index, "mixer_out")
+    yield plan_linear(f"{path}.mixer_out", out, (config.hidden_size,), recurrent.num_outputs)
+
+
+def _plan_mixer_norm(
+    config: ModelConfig, recurrent: RecurrentConfig, names: TensorNames, index: int
+) -> DecoderPart:
+    """Return the norm of a recurrence's outputs.
+
+    In GGUF files, the weight after the gates has a row for each key head.
+    """
+    (stored,) = _stored_modules(names, index, "mixer_norm")
+    target = f"layers.{index}.mixer_norm"
+    if recurrent.norm == "before_gate":
+        return replace(plan_norm(config, target, stored, recurrent.value_dim), offset=0.0)
+    size = recurrent.num_outputs
+    part = plan_norm(config, target, stored, size)
+    in_rows = (recurrent.key_heads, size // recurrent.key_heads)
+    weight = replace(part.weight[0], gguf_shape=in_rows)
+    return replace(part, weight=(weight,), offset=0.0)
+
+
+def _plan_mamba_inputs(
+    config: ModelConfig, recurrent: RecurrentConfig, names: TensorNames, index: int
+) -> Iterator[DecoderPart]:
+    """Yield the projections to the inputs of Mamba 2, and its convolution.
+
+    The stored projection has the rows of the gates, values, keys and queries, and of ``dt``; the
+    stored convolution has those of the values, keys and queries.
+    """
+    path = f"layers.{index}"
+    (stored,) = _stored_modules(names, index, "mixer_in")
+    num_keys = recurrent.key_heads * recurrent.key_dim
+    channels = (recurrent.num_outputs, num_keys, num_keys)
+    sizes = (recurrent.num_outputs, *channels, recurrent.num_scalars)
+    gates, values, keys, queries, scalars = _sections(1, sizes)
+    inputs = (queries, keys, values, gates)
+    yield _plan_rows(f"{path}.mixer_in", stored, sum(sizes), inputs, config.hidden_size)
+    yield _plan_rows(f"{path}.mixer_gates", stored, sum(sizes), (scalars,), config.hidden_size)
+    values, keys, queries = _sections(1, channels)
+    yield from _plan_filter(recurrent, names, index, (queries, keys, values))
+
+
+def _plan_delta_inputs(
+    config: ModelConfig, recurrent: RecurrentConfig, names: TensorNames, index: int
+) -> Iterator[DecoderPart]:
+    """Yield the projections to the inputs of Gated DeltaNet, and its convolution."""
     hidden = config.hidden_size
     path = f"layers.{index}"
     key_heads = recurrent.key_heads
@@ -258,41 +424,51 @@ def _plan_recurrence(
     else:
         # The rows of a key head are its queries, keys, values and gates of the outputs.
         values = per_key_head * recurrent.value_dim
-        sizes = (recurrent.key_dim, recurrent.key_dim, values, values)
-        yield _plan_sections(f"{path}.mixer_in", inputs[0], key_heads, sizes, hidden)
+        rows = _sections(key_heads, (recurrent.key_dim, recurrent.key_dim, values, values))
+        num_rows = recurrent.num_channels + recurrent.num_outputs
+        yield _plan_rows(f"{path}.mixer_in", inputs[0], num_rows, rows, hidden)
     if len(gates) == 2:
         yield plan_linear(f"{path}.mixer_gates", gates, (value_heads,) * 2, hidden)
     else:
         # The rows of a key head are beta for each of its value heads, then the decay for each.
-        numbers = (per_key_head, per_key_head)
-        yield _plan_sections(f"{path}.mixer_gates", gates[0], key_heads, numbers, hidden)
-    filter_ = f"{_stored_modules(names, index, 'mixer_filter')[0]}.weight"
-    shape = (recurrent.num_channels, 1, recurrent.taps)
-    yield DecoderPart(f"{path}.filter", "table", (CheckpointTensor(filter_, shape),))
-    for module in ("decay_rate", "decay_bias"):
-        stored = CheckpointTensor(_stored_modules(names, index, module)[0], (value_heads,))
-        is_log = names.log_decay and module == "decay_rate"
-        yield DecoderPart(f"{path}.{module}", "vector", (stored,), log_decay=is_log)
-    norm = _stored_modules(names, index, "mixer_norm")[0]
-    part = plan_norm(config, f"{path}.mixer_norm", norm, recurrent.value_dim)
-    yield replace(part, offset=0.0)
-    out = _stored_modules(names, index, "mixer_out")
-    yield plan_linear(f"{path}.out", out, (hidden,), recurrent.num_outputs)
+        rows = _sections(key_heads, (per_key_head, per_key_head))
+        yield _plan_rows(f"{path}.mixer_gates", gates[0], recurrent.num_scalars, rows, hidden)
+    yield from _plan_filter(recurrent, names, index, (None,))
 
 
-def _plan_sections(
-    target: str, stored: str, heads: int, sections: Sequence[int], inputs: int
-) -> DecoderPart:
-    """Return a linear layer whose stored matrix has the rows of one head after the other.
+def _sections(heads: int, sizes: Sequence[int]) -> list[HeadRows]:
+    """Return the rows of each section of a tensor with the rows of one head after the other.
 
-    ``sections`` are the numbers of rows of a head in each section. The layer's outputs are those of
-    the first section for all heads, then those of the second section, and so on.
+    ``sizes`` are the numbers of rows of a head in each section.
     """
-    bounds = [*accumulate(sections, initial=0)]
-    rows = [HeadRows(heads, start, stop) for start, stop in pairwise(bounds)]
-    count = len(sections)
-    part = plan_linear(target, (stored,) * count, (heads * bounds[-1],) * count, inputs)
+    bounds = accumulate(sizes, initial=0)
+    return [HeadRows(heads, start, stop) for start, stop in pairwise(bounds)]
+
+
+def _plan_rows(
+    target: str, stored: str, num_rows: int, rows: Sequence[HeadRows], inputs: int
+) -> DecoderPart:
+    """Return a linear layer that stacks sections of the rows of one stored matrix."""
+    count = len(rows)
+    part = plan_linear(target, (stored,) * count, (num_rows,) * count, inputs)
     return _take_rows(part, rows)
+
+
+def _plan_filter(
+    recurrent: RecurrentConfig,
+    names: TensorNames,
+    index: int,
+    rows: Sequence[HeadRows | None],
+) -> Iterator[DecoderPart]:
+    """Yield the weights and the bias of a recurrence's convolution, which stack ``rows``."""
+    (stored,) = _stored_modules(names, index, "mixer_filter")
+    shapes: dict[str, tuple[int, ...]] = {"weight": (recurrent.num_channels, 1, recurrent.taps)}
+    if recurrent.filter_bias:
+        shapes["bias"] = (recurrent.num_channels,)
+    targets = {"weight": "filter", "bias": "filter_bias"}
+    for name, shape in shapes.items():
+        tensors = tuple(CheckpointTensor(f"{stored}.{name}", shape, rows=taken) for taken in rows)
+        yield DecoderPart(f"layers.{index}.{targets[name]}", "vector", tensors)
 
 
 def _shared_sizes(
@@ -380,13 +556,12 @@ def _norm_sizes(config: ModelConfig, index: int) -> dict[str, int]:
     The norms of a recurrence and of a router's input are left out.
     """
     sizes = dict[str, int]()
-    if config.norm_places != "output":
-        sizes |= {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
-    if config.norm_places != "input":
-        sizes |= {
-            "attention_output_norm": config.hidden_size,
-            "mlp_output_norm": config.hidden_size,
-        }
+    branches = {"both": ("attention", "mlp"), "mixer": ("attention",), "mlp": ("mlp",)}
+    for branch in branches[config.sublayers_of(index)]:
+        if config.norm_places != "output":
+            sizes[f"{branch}_norm"] = config.hidden_size
+        if config.norm_places != "input":
+            sizes[f"{branch}_output_norm"] = config.hidden_size
     if config.qk_norm and config.has_attention(index):
         queries, keys, _ = config.qkv_sizes if config.whole_qk_norm else (config.head_dim,) * 3
         sizes["q_norm"] = queries

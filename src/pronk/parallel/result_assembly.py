@@ -1,4 +1,4 @@
-"""Tree parallelism: the rows of each process in a forward pass, and the joining of the results.
+"""Tree parallelism: joining of the results of all processes in a forward pass.
 
 *Logits rows* are the rows of an entry's logits, one for each node whose logits are needed. For
 shards of trees see :mod:`~pronk.parallel.tree_partition`.
@@ -12,55 +12,15 @@ from itertools import islice
 
 import numpy as np
 
-from pronk import TokenTree
-from pronk.backends import BatchEntry, BlockTable, ForwardResult, ModelRunner
+from pronk.backends import BatchEntry, ForwardResult, ModelRunner
 from pronk.base.arrays import Array
 from pronk.parallel.mirrored_cache import PartitionedTree, RemotePool
 from pronk.parallel.tree_partition import ProcessShard, TreeShard
-from pronk.parallel.wire_format import WorkRows
+from pronk.parallel.work_rows import own_logits_nodes
 
 # ``fetch(shard_index, shard_rows)`` fetches logits rows of one tree shard from a worker, float32
 # ``[rows, vocab]``, or returns ``None`` if the worker is lost.
 FetchLogits = Callable[[int, Sequence[int]], Array | None]
-
-
-def own_logits_nodes(entry: BatchEntry, shard: TreeShard) -> list[int]:
-    """Return the nodes of a tree shard whose logits the driver needs.
-
-    Recomputed ancestors are left out: another process computes their logits.
-    """
-    return [node for node in shard.own_nodes if node in entry.logits_nodes]
-
-
-def make_work_rows(entry: BatchEntry, shard: TreeShard, lead: Sequence[int]) -> WorkRows:
-    """Return the rows that a process computes for one tree shard.
-
-    ``lead`` are the last committed tokens, whose KV rows the process lacks. The process recomputes
-    their rows first, as a chain above the shard.
-    """
-    num_lead = len(lead)
-    tree = entry.tree
-    block_table = entry.block_table
-    if shard.nodes == tuple(range(len(tree))) and not shard.num_ancestors and not lead:
-        return WorkRows(entry, 0)
-    new_nodes = {node: new_node for new_node, node in enumerate(shard.nodes, num_lead)}
-    tokens = (*lead, *(tree.tokens[node] for node in shard.nodes))
-    parents = (num_lead - 1 if node == 0 else new_nodes[tree.parents[node]] for node in shard.nodes)
-    # The drafts are not verified here, but in the driver.
-    verify = (True,) + (False,) * (len(tokens) - 1)
-    new_tree = TokenTree(tokens, (*range(-1, num_lead - 1), *parents), verify)
-    if lead:
-        block_table = BlockTable(
-            list(block_table.blocks), block_table.num_released, block_table.length - num_lead
-        )
-        block_table.update_derived()
-    logits_nodes = own_logits_nodes(entry, shard)
-    first = new_nodes[logits_nodes[0]] if logits_nodes else len(tokens)
-    assert [*range(first, len(tokens))] == [new_nodes[node] for node in logits_nodes]
-    new_entry = entry._replace(
-        block_table=block_table, tree=new_tree, logits_nodes=range(first, len(tokens))
-    )
-    return WorkRows(new_entry, num_lead + shard.num_ancestors)
 
 
 class ScatteredLogits:
@@ -107,6 +67,23 @@ class ScatteredLogits:
                 del self.remote_rows[row]
 
 
+class _RowReader:
+    """Reader of the arrays that a worker sent one after the other as bytes."""
+
+    def __init__(self, data: Array) -> None:
+        """Read ``data``, uint8 ``[bytes]``, from its beginning."""
+        self._data = data
+        self._begin = 0
+
+    def read(self, num_rows: int, like: Array) -> Array:
+        """Return the next ``num_rows`` rows, with the dtype and width of ``like``."""
+        width = like.shape[-1]
+        end = self._begin + num_rows * width * like.itemsize
+        rows = self._data[self._begin : end].copy().view(like.dtype).reshape(num_rows, width)
+        self._begin = end
+        return rows
+
+
 class AssembledResult:
     """The result of a forward pass, joined from the results of the driver and its workers."""
 
@@ -144,8 +121,10 @@ class AssembledResult:
         self.hidden = {
             layer: [np.empty(size, cache.dtype) for size in sizes] for layer in self.collect
         }
-        self._offsets = [dict[int, int]() for _ in entries]
-        self._positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in entries]
+        # For each entry: where the KV rows of nodes are, by node. In the driver's pool, as offsets
+        # from the committed length; in the workers' pools, as positions in the text.
+        self._driver_offsets = [dict[int, int]() for _ in entries]
+        self._worker_positions = [list[tuple[RemotePool, dict[int, int]]]() for _ in entries]
 
     @property
     def partitioned_trees(self) -> dict[int, PartitionedTree]:
@@ -153,25 +132,24 @@ class AssembledResult:
 
         The key is the ``id`` of the request's block table.
         """
-        return {
-            id(entry.block_table): PartitionedTree(
-                entry.tree, driver_offsets, tuple(worker_positions)
-            )
-            for entry, driver_offsets, worker_positions in zip(
-                self.entries, self._offsets, self._positions, strict=True
-            )
-        }
+        trees = dict[int, PartitionedTree]()
+        for entry, driver_offsets, worker_positions in zip(
+            self.entries, self._driver_offsets, self._worker_positions, strict=True
+        ):
+            tree = PartitionedTree(entry.tree, driver_offsets, tuple(worker_positions))
+            trees[id(entry.block_table)] = tree
+        return trees
 
     def add_driver_result(self, process_shard: ProcessShard, result: ForwardResult) -> None:
         """Store the logits and layer outputs that the driver, this process, has computed."""
         for shard_index, shard in enumerate(process_shard):
-            self._offsets[shard.entry] = {node: offset for offset, node in enumerate(shard.nodes)}
+            offsets = {node: offset for offset, node in enumerate(shard.nodes)}
+            self._driver_offsets[shard.entry] = offsets
             self._set_logits(shard, result.logits[shard_index][:])
+            own_nodes = list(shard.own_nodes)
             for layer in self.collect:
-                outputs = self.hidden[layer][shard.entry]
-                outputs[list(shard.own_nodes)] = result.hidden[layer][shard_index][
-                    shard.num_ancestors :
-                ]
+                rows = result.hidden[layer][shard_index]
+                self.hidden[layer][shard.entry][own_nodes] = rows[shard.num_ancestors :]
 
     def add_worker_result(
         self,
@@ -193,43 +171,40 @@ class AssembledResult:
             fetch: fetches the logits rows of entries without ``all_logits`` when they are
                 read.
         """
-        end = 0
+        reader = _RowReader(data)
         tokens = iter(sampled)
-
-        def next_rows(like: Array, rows: int) -> Array:
-            """Read the next ``rows`` rows of ``data``, with the dtype and width of ``like``."""
-            nonlocal end
-            size = rows * like.shape[-1] * like.itemsize
-            end += size
-            return data[end - size : end].copy().view(like.dtype).reshape(rows, like.shape[-1])
-
         for shard_index, shard in enumerate(process_shard):
             entry = self.entries[shard.entry]
             logits = self.logits[shard.entry]
             logits_rows = self._logits_rows(shard)
             if entry.all_logits:
-                self._set_logits(shard, next_rows(logits.rows, len(logits_rows)))
+                self._set_logits(shard, reader.read(len(logits_rows), logits.rows))
             else:
                 fetch_rows = partial(fetch, shard_index)
-                logits.remote_rows |= {
-                    row: (fetch_rows, shard_row) for shard_row, row in enumerate(logits_rows)
-                }
+                for shard_row, row in enumerate(logits_rows):
+                    logits.remote_rows[row] = (fetch_rows, shard_row)
             if entry.stateless_sampler is not None:
-                # A worker sends -1 for a row with non-finite logits: the driver samples from it
-                # itself, and raises.
-                row_tokens = zip(logits_rows, islice(tokens, len(logits_rows)), strict=True)
-                self.sampled[shard.entry] |= {row: token for row, token in row_tokens if token >= 0}
-            positions = {
-                node: position
-                for position, node in enumerate(shard.nodes, entry.block_table.length)
-            }
-            self._positions[shard.entry].append((pool, positions))
+                self._add_sampled(shard, [*islice(tokens, len(logits_rows))])
+            first = entry.block_table.length
+            positions = {node: position for position, node in enumerate(shard.nodes, first)}
+            self._worker_positions[shard.entry].append((pool, positions))
         for layer in self.collect:
             for shard in process_shard:
                 outputs = self.hidden[layer][shard.entry]
-                outputs[list(shard.own_nodes)] = next_rows(outputs, len(shard.own_nodes))
+                own_nodes = list(shard.own_nodes)
+                outputs[own_nodes] = reader.read(len(own_nodes), outputs)
+
+    def _add_sampled(self, shard: TreeShard, tokens: Sequence[int]) -> None:
+        """Store the tokens that a worker sampled, one per logits row of a tree shard.
+
+        -1 stands for logits that are not finite: the driver samples from them itself, and raises.
+        """
+        for row, token in zip(self._logits_rows(shard), tokens, strict=True):
+            if token >= 0:
+                self.sampled[shard.entry][row] = token
 
     def _logits_rows(self, shard: TreeShard) -> list[int]:
+        """Return the indices of a tree shard's logits rows within its entry."""
         entry = self.entries[shard.entry]
         return [node - entry.logits_nodes.start for node in own_logits_nodes(entry, shard)]
 

@@ -24,9 +24,10 @@ from pronk.base.arrays import Array
 from pronk.drafting import CostCurve, CostModel
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage
 from pronk.parallel.mirrored_cache import MirroredCache, PartitionedTree, RemotePool
-from pronk.parallel.result_assembly import AssembledResult, make_work_rows
+from pronk.parallel.result_assembly import AssembledResult
 from pronk.parallel.tree_partition import ProcessShard, count_rows, partition_trees
 from pronk.parallel.wire_format import WorkRequest, WorkRows
+from pronk.parallel.work_rows import make_work_rows
 
 _log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from pronk.server.model_pool import ModelPool
 from pronk.server.paths import unknown_path_message
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.fields import IGNORED_HEADER, report_header
+from pronk.server.protocol.field_report import IGNORED_HEADER, report_header
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.request import RequestBody, TextRequest
 from pronk.server.protocol.responses import ResponsesRequest

@@ -18,7 +18,7 @@ from pronk.base import count_text
 from pronk.server.errors import ApiError, shutting_down
 from pronk.server.garbage import Bodies
 from pronk.server.paths import canonical_path
-from pronk.server.protocol.fields import IGNORED_HEADER
+from pronk.server.protocol.field_report import IGNORED_HEADER
 from pronk.server.settings import ServerSettings
 
 # Browsers send at least one of these headers with a request that a page of another origin makes.

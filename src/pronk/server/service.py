@@ -29,7 +29,7 @@ from pronk.server.moderation import ModerationPrompt, add_system_prompt
 from pronk.server.names import AdapterNames, drafter_selector
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import ConversationRequest
-from pronk.server.protocol.fields import report_header
+from pronk.server.protocol.field_report import report_header
 from pronk.server.protocol.request import (
     NO_LIMIT,
     EngineInputs,

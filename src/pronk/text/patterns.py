@@ -34,6 +34,17 @@ _QWEN35_PATTERN = (
 LINE_ENDS_PATTERN = r"\n+"
 
 
+# DeepSeek V3: digits, then Chinese characters and kana, then all others.
+_DEEPSEEK3_PATTERNS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    (
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+    ),
+)
+
+
 class PreTokenizer(NamedTuple):
     """Settings of a byte-level BPE tokenizer that depend on its pre-tokenizer.
 
@@ -57,6 +68,8 @@ _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 PRE_TOKENIZERS = {
     # The name that llama.cpp's converter writes for models whose pre-tokenizer it does not know.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK3_PATTERNS),
+    "glm4": _DBRX,  # the pre-tokenizer of GLM-4.7-Flash
     "dbrx": _DBRX,  # the pre-tokenizer of OLMo 2 and 3, Phi-4, Granite 4
     "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
     "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # the pre-tokenizer of Phi-4-mini
@@ -73,10 +86,6 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
 }
 
-_DEEPSEEK3_PATTERN = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
 # Pattern cl100k of GPT-4, with possessive quantifiers, which never backtrack.
 _POSSESSIVE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -86,10 +95,7 @@ _POSSESSIVE_PATTERN = (
 # ``\s+$`` of DeepSeek LLM is left out: its time grows with the square of the number of spaces.
 _OTHER_PATTERNS = {
     LINE_ENDS_PATTERN,
-    _DEEPSEEK3_PATTERN,
     _POSSESSIVE_PATTERN,
-    r"\p{N}{1,3}",  # of DeepSeek V3
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # of DeepSeek V3: Chinese characters and kana
     # of GPT-2, as tiktoken writes it
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"\s?\p{L}+",  # of DeepSeek Coder

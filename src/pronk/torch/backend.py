@@ -107,14 +107,16 @@ class TorchBackend:
         """Return a backend on the same device for weights in ``dtype``.
 
         Raises:
-            OptionError: the model has recurrent layers.
+            OptionError: the model has recurrent layers or latent attention.
         """
-        if config.recurrent is not None:
-            msg = (
-                f"kernels: expected pronk's kernels for the recurrent layers of {config.family}, "
-                f"found {self}; use kernels='auto', device='cpu'"
-            )
-            raise OptionError(msg)
+        missing = {"recurrent layers": config.recurrent, "latent attention": config.latent}
+        for kind, found in missing.items():
+            if found is not None:
+                msg = (
+                    f"kernels: expected pronk's kernels for the {kind} of {config.family}, "
+                    f"found {self}; use kernels='auto', device='cpu'"
+                )
+                raise OptionError(msg)
         return TorchBackend(self.device, dtype)
 
     def quantize(self, weight: Array, bits: Bits, release: Callable[[], None]) -> CodedRows:

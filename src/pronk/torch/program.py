@@ -220,6 +220,15 @@ class TorchProgram(Program):
     def recur(self, layer: Any, index: int) -> None:
         raise NotImplementedError
 
+    def group_norm(self, norm: Any, groups: int) -> None:
+        raise NotImplementedError
+
+    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+        raise NotImplementedError
+
+    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+        raise NotImplementedError
+
     def layer_inputs(self, decoder: Any) -> None:
         inputs = decoder.layer_inputs
         config = decoder.config
@@ -257,11 +266,12 @@ class TorchProgram(Program):
         residual: bool = False,
         only_logits_rows: bool = False,
         output: OutputRange | None = None,
-        layer_input: int | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
-        factor, limit = output or output_range(linear)
+        assert columns is None, "expected no latent attention"
+        factor, limit, layer_input = output or output_range(linear)
         normalize = self._norm(norm)
-        multiply = self._mix if isinstance(linear, Experts) else _multiply_activated
+        multiply = self._mix_experts if isinstance(linear, Experts) else _multiply_activated
         activate = ACTIVATIONS[activation]
 
         def run(state: TorchPass) -> None:
@@ -288,7 +298,9 @@ class TorchProgram(Program):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
+        width: int | None = None,
     ) -> None:
+        assert width is None, "expected no latent attention"
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
@@ -354,7 +366,7 @@ class TorchProgram(Program):
         return state.num_experts_read
 
     @staticmethod
-    def _mix(
+    def _mix_experts(
         experts: Any, x: Tensor, activate: Callable[[Tensor], Tensor], state: TorchPass
     ) -> Tensor:
         """Return the outputs of the experts that the router has chosen for each row.

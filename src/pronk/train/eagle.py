@@ -16,10 +16,10 @@ vocabulary. Rows for which the target's likeliest token is not in the draft voca
 An MTP head proposes all tokens by the target's own LM head, which is not trained, so for it the
 restriction only makes the training cheaper.
 
-The features come from the target as it is served, quantized or not (:mod:`pronk.train.teacher`).
-The target's distributions are computed from the output of its last layer and its dequantized LM
-head. Only the engine computes the target's layers, so that they may be of any kind, such as
-recurrent ones.
+The features come from the target as it is served, quantized or not
+(:mod:`pronk.train.target_states`). The target's distributions are computed from the output of its
+last layer and its dequantized LM head. Only the engine computes the target's layers, so that they
+may be of any kind, such as recurrent ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from pronk.train.losses import Comparison, autocast, distillation_loss, product_
 from pronk.train.modules.decoder import load_ends
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
-from pronk.train.teacher import StateSource, Teacher
+from pronk.train.target_states import StateSource
+from pronk.train.teacher import Teacher
 
 _QUESTIONS = 24  # number of held-out questions that the engine answers to measure the head
 # The acceptance of a draft position is a running mean over forward passes; this is the weight of

@@ -29,7 +29,7 @@ from pronk.train.corpus.answers import Dialogue
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.eagle import EagleModule, LinearStart
 from pronk.train.options import EagleOptions
-from pronk.train.teacher import StateSource
+from pronk.train.target_states import StateSource
 
 _SAMPLES = 128  # number of dialogues to which the first weights are fitted
 # Added to the mean squares of channels before they are inverted; their mean is 1. The smallest

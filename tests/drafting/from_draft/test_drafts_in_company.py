@@ -98,8 +98,8 @@ def test_a_draft_does_not_learn_from_another_drafts_tokens() -> None:
         request.speculation.ledger.acceptance.rates(part.label) for part in drafter.parts
     )
     assert wrong.mean(0.5) < 0.5
-    assert sum(wrong.offered.values()) > 0
-    assert right.offered == {}
+    assert sum(wrong.reached.values()) > 0
+    assert right.reached == {}
     assert len(request.stats.sources) == 1
 
 

@@ -81,8 +81,8 @@ def test_both_implementations_grow_the_same_trees(letters: int) -> None:
                 side.acceptance.propose("suffix", (), trees[0])
                 side.acceptance.advance([*(trees[0].tokens[node] for node in path), letters])
             learned += len(path)
-        assert both[0].rates.offered == both[1].rates.offered
-        assert both[0].rates.taken == both[1].rates.taken
+        assert both[0].rates.reached == both[1].rates.reached
+        assert both[0].rates.accepted == both[1].rates.accepted
     assert grown > 1000
     assert learned > 100
 
@@ -150,8 +150,8 @@ def test_gains_depend_on_the_temperature() -> None:
     gains = list[float]()
     for way in PRIORS:
         for _ in range(99):
-            stats.learn("suffix", way, 1, 0.0, right=True)
-            stats.learn("suffix", way, 1, 1.0, right=False)
+            stats.learn("suffix", way, 1, 0.0, accepted=True)
+            stats.learn("suffix", way, 1, 1.0, accepted=False)
     for temperature in (0.0, 1.0):
         both = sides(4, 1, temperature, stats)
         for side in both:

@@ -209,7 +209,7 @@ def test_the_first_drafter_learns_rates_of_its_own() -> None:
     request = make_request([3, 5, 3], params, drafter)
     run(engine, [request])
     rates = request.speculation.ledger.acceptance.rates("fixed")
-    assert rates.offered[0] > rates.taken[0] > 0.0
+    assert rates.reached[0] > rates.accepted[0] > 0.0
 
 
 def test_parts_may_be_part_of_the_name() -> None:

@@ -82,10 +82,10 @@ def test_counts_equal_those_of_a_slow_loop(
     assert proposer.score_history(asked)
     rates = asked.ledger.acceptance.rates(proposer.label)
     want = choices(tokens, first, options)
-    assert {kind: count for kind, count in rates.offered.items() if kind >= 0} == {
+    assert {kind: count for kind, count in rates.reached.items() if kind >= 0} == {
         kind: want[kind, True] + want[kind, False] for kind in {kind for kind, _ in want}
     }
-    assert sum(count for kind, count in rates.taken.items() if kind >= 0) == sum(
+    assert sum(count for kind, count in rates.accepted.items() if kind >= 0) == sum(
         count for (_, right), count in want.items() if right
     )
     assert {right for _, right in want} == {True, False}
@@ -116,7 +116,7 @@ def test_few_new_tokens_and_draws_by_rejection_are_left_to_draft_tokens() -> Non
     rejecting = SamplingParams(temperature=1.0, rule="rejection")
     asked = context(proposer.start(tokens), tokens, params=rejecting, vocab=VOCAB)
     assert not proposer.score_history(asked)
-    assert asked.ledger.acceptance.rates(proposer.label).offered == {}
+    assert asked.ledger.acceptance.rates(proposer.label).reached == {}
 
 
 def test_a_wrapper_counts_for_its_inner_drafter() -> None:
@@ -129,6 +129,6 @@ def check_wrapper(wrapper: str) -> None:
     asked = stateless(proposer.start(tokens), tokens, GREEDY)
     assert proposer.score_history(asked)
     assert proposer.label != proposer.chain_label
-    assert sum(asked.ledger.acceptance.rates(proposer.chain_label).offered.values()) > 0
+    assert sum(asked.ledger.acceptance.rates(proposer.chain_label).reached.values()) > 0
     assert asked.acceptance.rates(proposer.chain_label).mean(0.7) != 0.7
     assert isinstance(asked.block_table, BlockTable)

@@ -31,10 +31,10 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     return {"llama": model, "datastore": store}
 
 
-@pytest.fixture
-def loader(tmp_path: Path) -> Iterator[Loader]:
-    """A worker process."""
-    made = Loader(tmp_path / "worker")
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
+    """A worker process for all cases, which takes a second to start."""
+    made = Loader(tmp_path_factory.mktemp("loader") / "worker")
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from covering import covering
 from drafting.drafting import Turns, assert_no_blocks, decode, plain_output, text
 from drafting.helpers import context
 from drafting.kernel_calls import Calls
@@ -30,22 +31,22 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from tiny_models import GivenTimes, make_engine, make_request
 
+# Kind of the adapter, windows of the layers, and threshold of the confidence.
+CHAINS: list[tuple[str, tuple[int, ...] | None, float]] = [
+    ("attention", None, 0),
+    ("attention", None, 0.6),
+    ("attention", WINDOWS, 0),
+    ("transformer", None, 0.5),
+    ("head", None, 0.5),
+    ("mlp", WINDOWS, 0),
+]
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    ("adapter", "windows", "eta"),
-    [
-        ("attention", None, 0),
-        pytest.param("attention", None, 0.6, marks=pytest.mark.slow),
-        ("attention", WINDOWS, 0),
-        ("transformer", None, 0.5),
-        ("head", None, 0.5),
-        pytest.param("mlp", WINDOWS, 0, marks=pytest.mark.slow),
-    ],
-)
+
+@pytest.mark.parametrize(("chain", "options"), covering(CHAINS, [*OPTIONS], strength=1), ids=str)
 def test_chains_equal_a_reference_without_caches(
-    adapter: str, windows: tuple[int, ...] | None, eta: float, options: str
+    chain: tuple[str, tuple[int, ...] | None, float], options: str
 ) -> None:
+    adapter, windows, eta = chain
     decoder = calm_decoder(windows=windows or (None,) * 4)
     engine, drafter = watched(decoder, named(decoder, 2, adapter, num_tokens=5, eta=eta))
     slow = Slow(calm_module(windows=windows or (None,) * 4), drafter)

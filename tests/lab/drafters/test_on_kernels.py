@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import covering
 from drafting import test_on_kernels as on_kernels
 from lab.drafters.exits import WINDOWS, Slow, kangaroo_of
 from lab.drafters.test_glide import model_of, record_rows
@@ -102,16 +103,19 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Array]]:
     return found
 
 
+TARGETS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "window": {"windows": WINDOWS},
+    "classic": {"classic": True},
+}
+
+
 @MOSTLY_FLOAT32
-@pytest.mark.parametrize(
-    "target",
-    [{}, {"windows": WINDOWS}, pytest.param({"classic": True}, marks=pytest.mark.slow)],
-    ids=["all", "window", "classic"],
-)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("adapter", "shape"), covering(ADAPTERS, [*TARGETS], strength=1))
 def test_kangaroo_adapters(
-    adapter: str, target: dict[str, Any], dtype: DType, exits: list[tuple[list[int], Array]]
+    adapter: str, shape: str, dtype: DType, exits: list[tuple[list[int], Array]]
 ) -> None:
+    target = TARGETS[shape]
     said: dict[bool, Pairs] = {}
     without: list[Array] = []
     wide = widened(calm_module(dtype, **target))
@@ -179,8 +183,9 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@DTYPES
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "dtype"), covering([*VARIANTS], [FLOAT32, BFLOAT16], strength=1), ids=str
+)
 def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = VARIANTS[variant]
     said = dict[bool, Pairs]()
@@ -213,8 +218,11 @@ def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.Monke
 
 
 @MOSTLY_FLOAT32
-@pytest.mark.parametrize("windows", [(None, None), (None, 12), (12, 12)], ids=str)
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("windows", "layers"),
+    covering([(None, None), (None, 12), (12, 12)], [1, 2], strength=1),
+    ids=str,
+)
 def test_glide_cross_attention(layers: int, windows: tuple[int | None, ...], dtype: DType) -> None:
     folder = glide_folder(layers=layers, windows=windows)
     said = dict[bool, Pairs]()

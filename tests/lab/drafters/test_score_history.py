@@ -22,7 +22,7 @@ def test_a_scored_history_leaves_proposals_of_siblings_possible() -> None:
     propose_planned(proposer, [first], [TreeUnion(ledger.costs)], Clock())
     assert [report.reason for report in ledger.reports] == ["learns"]
     assert not ledger.reports[0].tree.num_draft_tokens
-    assert sum(ledger.acceptance.rates(proposer.chain_label).offered.values()) > 0
+    assert sum(ledger.acceptance.rates(proposer.chain_label).reached.values()) > 0
     ledger.begin()
     # The target is so slow that everything pays.
     ledger.set_costs(StepCosts(CostCurve(1e6, 1.0, 0.0)), 1e9)

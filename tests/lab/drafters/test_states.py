@@ -2,6 +2,7 @@
 
 import pytest
 
+from covering import covering
 from engine.cases import PROMPTS, assert_same, drafter, plain, total
 from engine.recurrent import FAIR, RECURRENT, draft_spec, engine, use_draft_models
 from engine.test_equality import decode
@@ -32,8 +33,7 @@ def test_drafters(name: str) -> None:
     assert total(got, "drafted") > 0
 
 
-@pytest.mark.parametrize("exit_layer", [1, 2])
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("adapter", "exit_layer"), covering(ADAPTERS, [1, 2], strength=1))
 def test_early_exit(adapter: str, exit_layer: int) -> None:
     """The first layers compute draft tokens, and leave the states as they are."""
     decoder = tiny_decoder(FLOAT32, **RECURRENT)
@@ -50,15 +50,16 @@ def test_early_exit(adapter: str, exit_layer: int) -> None:
         assert total(got, "accepted") > 0 or options == "all"
 
 
-@pytest.mark.parametrize("target", ["recurrent", "attention"])
+TREES = (
+    f"cape({draft_spec(FAIR)}, sizes=3)",
+    f"staged({draft_spec(FAIR)}, prompt_lookup(min_ngram=1), num_nodes=6)",
+    f"beam({draft_spec(FAIR)}, width=3, num_tokens=3)",
+    f"cape(threshold({draft_spec(FAIR)}))",
+)
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        f"cape({draft_spec(FAIR)}, sizes=3)",
-        f"staged({draft_spec(FAIR)}, prompt_lookup(min_ngram=1), num_nodes=6)",
-        f"beam({draft_spec(FAIR)}, width=3, num_tokens=3)",
-        f"cape(threshold({draft_spec(FAIR)}))",
-    ],
+    ("name", "target"), covering(TREES, ["recurrent", "attention"], strength=1)
 )
 def test_trees_of_recurrent_draft_models(name: str, target: str) -> None:
     check_draft_model(name, target, "temperature", shares=True)

@@ -8,6 +8,7 @@ import pytest
 
 from pronk.base.arrays import BFLOAT16
 from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.checkpoint.rope import RopeConfig
 from pronk.models.families import SUPPORTED, parse_config
 from pronk.models.loader import parse_dtype, read_config
 
@@ -28,12 +29,22 @@ GPT2: dict[str, Any] = {
 }
 
 
-# Transformers lacks MiMo, and layers of the hybrid Granite are by default not supported. The
-# defaults of multimodal models are those of their ``text_config``. test_gemma4.py compares the
-# sizes of layers of Gemma 4.
+# Transformers lacks MiMo, the default sizes of Mamba layers need a hidden size of thousands, and the
+# layers of Nemotron-H have no default. The defaults of multimodal models are those of their
+# ``text_config``. test_gemma4.py compares the sizes of layers of Gemma 4, and test_deepseek.py
+# those of latent attention.
 NOT_COMPARED = {
-    *("mimo", "granitemoehybrid", "gemma4", "gemma4_text"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma4", "gemma4_text"),
+    *("mimo", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
     *("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"),
+}
+
+
+# Keys that a family needs besides: of heads of two values, half cannot rotate; by default, the first
+# two layers have no experts.
+MORE: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"head_dim": 8},
+    "lfm2_moe": {"num_dense_layers": 1},
 }
 
 
@@ -42,11 +53,21 @@ def of(family: str, **values: Any) -> dict[str, Any]:
     return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
 
 
+def hybrid(family: str, **values: Any) -> dict[str, Any]:
+    """Return the config of a model with Mamba layers of four heads of eight numbers."""
+    sizes = {"hidden_size": 16, "mamba_n_heads": 4, "mamba_d_ssm": 32, "num_local_experts": 0}
+    return of(family, **(sizes | values))
+
+
 @pytest.mark.parametrize("family", [name for name in SUPPORTED if name not in NOT_COMPARED])
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     from transformers import AutoConfig
 
-    raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
+    raw = (
+        of(family)
+        if family == "gpt2"
+        else of(family, num_attention_heads=32, **MORE.get(family, {}))
+    )
     theirs = AutoConfig.for_model(**raw)
     ours = parse_config(raw)
     assert ours.context == theirs.max_position_embeddings
@@ -60,13 +81,22 @@ def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     assert ours.rope is not None
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
-    assert ours.norm_eps == (theirs.norm_eps if family == "lfm2" else theirs.rms_norm_eps)
+    eps = theirs.norm_eps if family.startswith("lfm") else theirs.rms_norm_eps
+    assert ours.norm_eps == eps
     parameters = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
-    assert ours.rope.theta == parameters["rope_theta"]
-    assert (ours.rope.kind, ours.rope.factor) == (
-        parameters["rope_type"],
-        parameters.get("factor", 1.0),
-    )
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if family == "glm4":  # the frequencies of a half are those of a whole head, with another base
+        assert ours.rope == RopeConfig(64, parameters["rope_theta"]).over_whole_heads(128)
+    elif family == "lfm3":
+        pairs = int(share * ours.head_dim) // 2
+        assert ours.rope == RopeConfig(ours.head_dim, parameters["rope_theta"]).limited_to(pairs)
+    else:
+        assert ours.rope.theta == parameters["rope_theta"]
+        assert ours.rope.dim == int(share * ours.head_dim)
+        assert (ours.rope.kind, ours.rope.factor) == (
+            parameters["rope_type"],
+            parameters.get("factor", 1.0),
+        )
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
     size = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(size if kind == "sliding_attention" else None for kind in types)
@@ -144,13 +174,9 @@ REFUSED = [
     (
         {"model_type": "retnet"},
         (
-            r"'retnet'; supported are gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, "
-            r"gpt_oss, granite, granite_swa, granitemoe, gra"
+            r"'retnet'; supported are bamba, deepseek_v2, deepseek_v3, falcon_h1, gemma2, gemma3, "
+            r"gemma3_text, gemma4, gemma4_text, glm4, glm4_moe, glm4_moe_lite, gpt2, gpt_oss, gra"
         ),
-    ),
-    (
-        {"model_type": "lfm2_moe"},
-        r"model_type 'lfm2_moe': short convolutions with mixtures .*; use a dense LFM2",
     ),
     ({"model_type": "lfm2_vl"}, r"'lfm2_vl': images are not supported; use the text model LFM2"),
     (
@@ -158,23 +184,22 @@ REFUSED = [
         r"'mamba2': layers with a recurrent state of this kind are .*; use a model with attention",
     ),
     (
-        {"model_type": "deepseek_v3"},
-        r"'deepseek_v3': multi-head latent attention is not supported; use a model with",
+        {"model_type": "kimi_k2"},
+        r"'kimi_k2': latent attention of this kind is not supported; use GLM-4.7-Flash",
     ),
-    ({"model_type": "kimi_k2"}, r"'kimi_k2': multi-head latent attention"),
     (
         {"model_type": "llama4"},
-        r"'llama4': mixtures with a shared expert are not supported; use Mixtral, Qwen3-MoE",
+        r"'llama4': attention in chunks and a router that scales the inputs .*; use Mixtral, Qwen3",
     ),
     (
-        {"model_type": "glm4_moe"},
-        r"'glm4_moe': these mixtures of experts are not supported; use Mixtral",
+        {"model_type": "olmoe"},
+        r"'olmoe': this mixture of experts has no reader of its config yet; use Mixtral",
     ),
     ({"model_type": "gemma3n"}, r"'gemma3n': the layers of Gemma 3n are not .*; use Gemma 4"),
     ({"model_type": "minimax"}, r"'minimax': layers with a recurrent state"),
     ({"model_type": "kimi_linear"}, r"'kimi_linear': layers with a recurrent state"),
-    ({"model_type": None}, r"model_type None; supported are gemma2"),
-    ({"model_type": ["llama"]}, r"\['llama'\]; supported are gemma2"),
+    ({"model_type": None}, r"model_type None; supported are bamba"),
+    ({"model_type": ["llama"]}, r"\['llama'\]; supported are bamba"),
     ({"quantization_config": "awq"}, r"expected an object as quantization_config, found 'awq'"),
     (
         {"compression_config": ["awq"]},
@@ -190,7 +215,7 @@ REFUSED = [
     ({"num_attention_heads": 5}, r"num_attention_heads to divide hidden_size = 64, found 5"),
     ({"num_key_value_heads": 3}, r"4 attention heads cannot share 3"),
     ({"head_dim": 7}, r"expected an even head_dim .* found 7"),
-    ({"hidden_act": "relu2"}, r"hidden_act: expected one of silu, .* found 'relu2'"),
+    ({"hidden_act": "relu"}, r"hidden_act: expected one of silu, .* found 'relu'"),
     ({"dtype": "int8"}, r"dtype: expected one of float32, float16, bfloat16, found 'int8'"),
     ({"rope_theta": 1}, r"rope_theta: expected a finite number above 1, found 1.0"),
     (
@@ -311,22 +336,36 @@ SLIDING = ["sliding_attention", "full_attention"]
             for value in (1, "x", ["x"])
         ),
         (of("lfm2", conv_L_cache=17), r"conv_L_cache: expected an integer in 1..16, found 17"),
-        (
-            of("granitemoehybrid"),
-            r"expected 2 layer_types, each attention, found \[\]; use a dense Granite",
+        *(
+            (hybrid(family, **{key: value}), message)
+            for family in ("granitemoehybrid", "bamba", "falcon_h1")
+            for key, value, message in (
+                ("mamba_n_groups", 3, "mamba_n_groups: expected a divisor of 4 heads, found 3"),
+                ("mamba_d_head", 9, "mamba_d_head: expected a size of at most 512 of 32 / 4"),
+                ("mamba_d_state", 513, r"mamba_d_state: expected an integer in 1..512, found 513"),
+                ("mamba_d_conv", 17, r"mamba_d_conv: expected an integer in 1..16, found 17"),
+                ("mamba_proj_bias", True, "mamba_proj_bias = true is not supported"),
+                ("time_step_limit", [0.001, 0.1], r"time_step_limit: expected no limits, .*0.001"),
+            )
         ),
         (
-            of("granitemoehybrid", layer_types=["attention", "mamba"]),
-            r"each attention, found \['attention', 'mamba'\]",
+            hybrid("granitemoehybrid", layer_types=["attention", "rwkv"]),
+            r"expected 2 layer_types, each mamba or attention, found \['attention', 'rwkv'\]",
         ),
         (
-            of("granitemoehybrid", layer_types=["attention"] * 2),
-            "expected a hybrid Granite without experts, found 8; use a dense one or granitemoe",
+            hybrid("granitemoehybrid", position_embedding_type="alibi"),
+            r"position_embedding_type: expected one of nope, rope, found 'alibi'",
         ),
         (
-            of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0),
-            r"position_embedding_type: expected one of rope, found None",
+            hybrid("falcon_h1", mamba_rms_norm=True, mamba_norm_before_gate=True),
+            "mamba_norm_before_gate: expected false with mamba_rms_norm, found true",
         ),
+        (
+            hybrid("falcon_h1", ssm_multipliers=[1.0] * 4),
+            "ssm_multipliers: expected 5 numbers, found 4",
+        ),
+        (hybrid("falcon_h1", mlp_multipliers=["x", 1.0]), "mlp_multipliers: expected a .*number"),
+        (hybrid("falcon_h1", mlp_bias=True), "mlp_bias = true is not supported; expected false"),
         (
             of("granite_swa", layer_rope_theta=[0.0]),
             "layer_rope_theta: expected 2 numbers, found 1",

@@ -154,7 +154,7 @@ def test_the_language_model_of_a_multimodal_config() -> None:
         ({"num_kv_shared_layers": 32}, "expected a layer with full attention before them, found"),
         ({"num_kv_shared_layers": 36}, r"num_kv_shared_layers: expected an integer in 0..35"),
         ({"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input: expected 262144 as"),
-        ({"global_head_dim": 513}, r"global_head_dim: expected an integer in 1..512"),
+        ({"global_head_dim": 577}, r"global_head_dim: expected an integer in 1..576"),
         ({"per_layer_config": {"0": {"rope_theta": 1}}}, "per_layer_config: 0: expected head_dim"),
         ({"per_layer_config": {"0": {"head_dim": -2}}}, "0: head_dim: expected an integer"),
         ({"per_layer_config": {"full": {}}}, "per_layer_config: full: expected the number of"),

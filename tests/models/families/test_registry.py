@@ -84,7 +84,7 @@ def test_unsupported_names() -> None:
     assert get_family("llama").model_type == "llama"
     with pytest.raises(ConfigError, match=r"model_type 'mamba': layers with a recurrent state"):
         get_family("mamba")
-    with pytest.raises(ConfigError, match=r"model_type 'gemma3'; supported are gemma2, gemma3, "):
+    with pytest.raises(ConfigError, match=r"model_type 'gemma3'; supported are bamba, deepseek_v2"):
         # that of images and text; a config of a language model has gemma3_text
         get_family("gemma3")
 

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints, whose codes are packed into int32 words."""
+"""GPTQ checkpoints, whose codes are packed into int32 words along the inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pronk.base.arrays import Array
-from pronk.base.checks import check_flag, check_integer
+from pronk.base.checks import check_flag
 from pronk.base.errors import ConfigError, refuse
 from pronk.checkpoint.formats import matrix, scheme
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
@@ -79,7 +79,7 @@ class GPTQ(Scheme):
                 scheme.refuse(f"no {key}", config[key], _REMEDY)
         return cls(
             bits=bits,
-            group=_parse_group_size(config.get("group_size", -1), _REMEDY),
+            group=scheme.parse_group_size(config.get("group_size", -1), _REMEDY),
             zero_offset=_ZERO_OFFSETS[layout],
             symmetric=_read_flag(config, "sym", default=True),
             needs_index=_read_flag(config, "desc_act", default=False),
@@ -94,15 +94,18 @@ class GPTQ(Scheme):
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        if module.head and not self.head:
+        if not self._is_quantized(module):
             return None
-        if any(pattern.match(module.name) for pattern in self.excluded):
-            return None
-        if not module.head and self.included is not None:
-            is_included = any(module.name.endswith(f".{name}") for name in self.included)
-            if not is_included:
-                return None
         return _Weight(self, module, matrix.group_size(self.group, module.inputs))
+
+    def _is_quantized(self, module: LinearModule) -> bool:
+        if any(pattern.match(module.name) for pattern in self.excluded):
+            return False
+        if module.head:
+            return self.head
+        if self.included is None:
+            return True
+        return any(module.name.endswith(f".{name}") for name in self.included)
 
 
 class _Weight(NamedTuple):
@@ -161,19 +164,6 @@ class _Weight(NamedTuple):
         return zeros
 
 
-def _parse_group_size(size: object, remedy: str) -> int:
-    """Return ``group_size`` of a config: -1, or a multiple of 8.
-
-    Any other value raises a ConfigError whose message ends with ``remedy``.
-    """
-    if size == -1 and not isinstance(size, bool):
-        return -1
-    group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
-    if group % 8:
-        scheme.refuse("a group_size of a multiple of 8, or -1", size, remedy)
-    return group
-
-
 def _read_flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
     value = config.get(key)
     if value is None:
@@ -215,104 +205,11 @@ def _parse_included(config: Mapping[str, Any]) -> frozenset[str] | None:
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    names: list[Any] = []
-    for block in blocks if isinstance(blocks, list) else [None]:
+    if not isinstance(blocks, list):
+        scheme.refuse("lists of names as modules_in_block_to_quantize", blocks)
+    names = list[Any]()
+    for block in blocks:
         names += block if isinstance(block, list) else [block]
     if not all(isinstance(name, str) for name in names):
         scheme.refuse("lists of names as modules_in_block_to_quantize", blocks)
     return frozenset(names)
-
-
-_AWQ_REMEDY = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Where eight consecutive outputs are in a word: the inverse of the permutation 0 2 4 6 1 3 5 7.
-_POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
-
-
-@dataclass(frozen=True)
-class AWQ(Scheme):
-    """Quantization of an AWQ checkpoint (Lin et al. 2024) in the version ``gemm`` of AutoAWQ.
-
-    A word of int32 packs the 4-bit codes, or the 4-bit zero points, of eight consecutive outputs.
-    From the lowest bits up, the word holds the outputs 0 2 4 6 1 3 5 7::
-
-        qweight    [inputs, outputs / 8]
-        qzeros     [groups, outputs / 8]
-
-    A weight is ``scales[g] * (code - zero[g])``, where ``g = input // group`` is its group.
-
-    Attributes:
-        group: number of inputs per group; -1: all inputs.
-        unquantized: parts of module names; a module whose name contains one is not quantized.
-    """
-
-    group: int
-    unquantized: tuple[str, ...] = ()
-
-    name = "AWQ"
-
-    @classmethod
-    def parse(cls, config: Mapping[str, Any]) -> AWQ:
-        """Return the scheme that a ``quantization_config`` describes.
-
-        Older checkpoints have the same keys in ``quant_config.json``.
-        """
-        scheme.check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _AWQ_REMEDY)
-        version = (
-            config.get("checkpoint_format")
-            or config.get("format")
-            or config.get("version")
-            or "gemm"
-        )
-        if str(version).lower() != "gemm":
-            scheme.refuse("the version gemm", version, _AWQ_REMEDY)
-        # The format of the backend llm-awq differs: a word packs consecutive inputs, not outputs.
-        if config.get("backend", "autoawq") == "llm-awq":
-            scheme.refuse("the backend autoawq", "llm-awq", _AWQ_REMEDY)
-        if config.get("zero_point", True) is not True:
-            scheme.refuse("zero_point true", config["zero_point"], _AWQ_REMEDY)
-        size = config.get("group_size", config.get("q_group_size", 128))
-        group = _parse_group_size(size, _AWQ_REMEDY)
-        return cls(group, tuple(scheme.read_names(config, "modules_to_not_convert")))
-
-    def weight(self, module: LinearModule) -> _AWQWeight | None:
-        if module.head or module.transposed:
-            return None
-        if any(text in module.name for text in self.unquantized):
-            return None
-        if module.outputs % 8:
-            problem = f"expected a multiple of 8 outputs, found {module.outputs}"
-            refuse(module.name, f"{problem}; {_AWQ_REMEDY}")
-        return _AWQWeight(module, matrix.group_size(self.group, module.inputs))
-
-
-class _AWQWeight(NamedTuple):
-    """Weight of a linear module in an AWQ checkpoint, with ``group`` inputs per group."""
-
-    module: LinearModule
-    group: int
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        outputs = self.module.outputs
-        inputs = self.module.inputs
-        num_groups = ceil(inputs / self.group)
-        return {
-            "qweight": StoredTensor(((inputs, outputs // 8),), ("I32",)),
-            "qzeros": StoredTensor(((num_groups, outputs // 8),), ("I32",)),
-            "scales": StoredTensor(((num_groups, outputs),)),
-        }
-
-    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
-        outputs = self.module.outputs
-        packed = tensors["qweight"]
-        for start in range(0, outputs, matrix.SLICE_OUTPUTS):
-            stop = min(start + matrix.SLICE_OUTPUTS, outputs)
-            codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).T
-        zeros = _unpack(tensors["qzeros"], outputs).T
-        return to_quantized_matrix(codes, zeros, tensors["scales"].T, 4, self.group)
-
-
-def _unpack(packed: Array, outputs: int) -> Array:
-    """Unpack the words of AWQ, int32 ``[rows, outputs / 8]``, to uint8 ``[rows, outputs]``."""
-    words = matrix.unpack(packed, 4, outputs).reshape(len(packed), -1, 8)
-    return words[..., _POSITIONS].reshape(len(packed), outputs)

@@ -156,6 +156,11 @@ class QuantizedMatrix:
         minimum = None if self.minimum is None else self.minimum[rows]
         return replace(self, codes=self.codes[rows], scale=self.scale[rows], minimum=minimum)
 
+    def scaled(self, factor: float) -> QuantizedMatrix:
+        """Return the matrix times a number, with the same codes."""
+        minimum = None if self.minimum is None else self.minimum * FLOAT32.type(factor)
+        return replace(self, scale=self.scale * FLOAT32.type(factor), minimum=minimum)
+
 
 def _can_store(numbers: Array, dtype: DType) -> bool:
     """Return whether ``dtype`` represents all numbers of a float32 array exactly."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from pronk.base import errors
 from pronk.base.arrays import Array
+from pronk.base.checks import check_integer
 from pronk.base.errors import ConfigError
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 
@@ -130,6 +131,19 @@ def check_bits(name: str, bits: object, allowed: Sequence[int], remedy: str) -> 
     return cast("Bits", bits)
 
 
+def parse_group_size(size: object, remedy: str) -> int:
+    """Return ``group_size`` of a config: -1, or a multiple of 8.
+
+    Any other value raises a ConfigError whose message ends with ``remedy``.
+    """
+    if size == -1 and not isinstance(size, bool):
+        return -1
+    group = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
+    if group % 8:
+        refuse("a group_size of a multiple of 8, or -1", size, remedy)
+    return group
+
+
 def read_names(config: Mapping[str, Any], key: str) -> list[str]:
     """Return the list of names ``config[key]``; an empty list if the key is missing or null.
 
@@ -170,7 +184,7 @@ def check_zeros(name: str, tensors: Mapping[str, Array], reason: str) -> None:
 _FORMATS = {
     "compressed-tensors": ("compressed_tensors", "CompressedTensors"),
     "gptq": ("gptq", "GPTQ"),
-    "awq": ("gptq", "AWQ"),
+    "awq": ("awq", "AWQ"),
     "mxfp4": ("floats", "MXFP4"),
     "fp8": ("floats", "FP8"),
     "fbgemm_fp8": ("floats", "FP8"),

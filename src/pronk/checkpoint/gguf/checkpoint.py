@@ -186,20 +186,20 @@ class GgufCheckpoint:
     def _stored_rows(self, name: str, expert: int | None) -> Array:
         """Return the rows of a matrix as bytes, uint8 ``[outputs, bytes of a row]``."""
         stored = self.raw_bytes(name).reshape(*self.shape(name)[:-1], -1)
-        return stored if expert is None else stored[expert]
+        return stored.reshape(-1, stored.shape[-1]) if expert is None else stored[expert]
 
 
 def _block_rows(stored: Array, rows: HeadRows | None, name: str) -> tuple[BlockRows, ...]:
     """Return the rows of a matrix that are taken, as views of the file."""
     if rows is None:
         return (BlockRows(stored, name=name),)
-    if rows.pairs:
+    if rows.pairs and len(stored) == rows.count(len(stored)):
         return (BlockRows(stored, rows.heads, name),)
     # The name tells different rows of one tensor apart in the cache of packed weights.
     size = len(stored) // rows.heads
     stop = size if rows.stop is None else rows.stop
     own = f"{name}[{rows.start}:{stop} of each {size}]"
-    return tuple(BlockRows(stored[run], name=own) for run in rows.runs(len(stored)))
+    return tuple(BlockRows(stored[run], int(rows.pairs), own) for run in rows.runs(len(stored)))
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:

@@ -90,7 +90,7 @@ class CompiledTreeBuilder:
 
         ``indexes`` are :class:`CompiledSuffixes`.
         """
-        self._builder.set_counts(self.rates.offered, self.rates.taken)
+        self._builder.set_counts(self.rates.reached, self.rates.accepted)
         tail = tokens[-indexes[0].max_match :]
         tree = self._builder.build(indexes, tail, limits)
         if len(tree.tokens) == 1:

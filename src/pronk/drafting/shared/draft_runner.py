@@ -123,9 +123,7 @@ class DraftRunner:
         return [by_chain.get(chain) for chain in chains]
 
     def forward_texts(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[Array | None]:
-        """Run the uncached tokens of each request's text.
-
-        Return the logits ``[vocab]`` after each text.
+        """Run the uncached tokens of each request's text; return the logits ``[vocab]`` after it.
 
         The logits are ``None`` for requests that cannot draft in this step (see :meth:`align`).
         """
@@ -133,9 +131,8 @@ class DraftRunner:
         ready = [
             (each, new) for each, new in zip(contexts, pending, strict=True) if new is not None
         ]
-        rows = iter(
-            self.forward_tokens([context for context, _ in ready], [new for _, new in ready])
-        )
+        logits = self.forward_tokens([context for context, _ in ready], [new for _, new in ready])
+        rows = iter(logits)
         return [None if new is None else next(rows) for new in pending]
 
     def align(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[list[int] | None]:
@@ -151,55 +148,66 @@ class DraftRunner:
             missing, the text exceeds the draft model's context, its vocabulary lacks the last
             token, or a part of the text has to wait for the next step.
         """
-        pending: list[list[int] | None] = []
-        for context in contexts:
-            cache = context.state
-            text = context.tokens
-            num_unchanged = context.state.num_committed
-            with uninterrupted():
-                if not self.keeps_drafts:
-                    cache.rollback(max(0, cache.num_committed - cache.start))
-                    cache.tree = None
-                if cache.reencoder is not None:
-                    num_unchanged = cache.reencoder.update(context.tokens, cache.num_committed)
-                    text = cache.reencoder.tokens
-                cache.match_prefix(text, context.salt)
-                if context.plan.costs is not None:
-                    self._skip_text(cache, len(text))
-                cache.align(text, num_unchanged)
-                # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps
-                # this one.
-                cache.num_committed = context.block_table.length + 1
-                cache.num_final = cache.num_committed if cache.reencoder is None else num_unchanged
-                cache.num_final = max(0, cache.num_final - cache.start)
-                cache.register_prefix()
-                fits = self._reserve(cache, len(text) - cache.start, context)
-            fits = fits and (cache.reencoder is None or cache.reencoder.is_complete)
-            pending.append(list(text[cache.start + len(cache.tokens) :]) if fits else None)
+        pending = [self._align(context) for context in contexts]
         self._prefill(contexts, pending)
         return pending
+
+    def _align(self, context: DraftContext[DraftCache]) -> list[int] | None:
+        """Drop cached rows that are not those of one request's text, and allocate KV slots.
+
+        The result is that of :meth:`align`, whatever the number of tokens.
+        """
+        cache = context.state
+        reencoder = cache.reencoder
+        # ``context.tokens`` may be longer and end with draft tokens of a drafter that wraps this
+        # one.
+        num_committed = context.block_table.length + 1
+        with uninterrupted():
+            if not self.keeps_drafts:
+                cache.rollback(max(0, cache.num_committed - cache.start))
+                cache.tree = None
+            if reencoder is None:
+                text = context.tokens
+                num_unchanged = cache.num_committed
+                num_final = num_committed
+            else:
+                num_unchanged = reencoder.update(context.tokens, cache.num_committed)
+                text = reencoder.tokens
+                num_final = num_unchanged
+            cache.match_prefix(text, context.salt)
+            if context.plan.costs is not None:
+                self._skip_text(cache, len(text))
+            cache.align(text, num_unchanged)
+            cache.num_committed = num_committed
+            cache.num_final = max(0, num_final - cache.start)
+            cache.register_prefix()
+            fits = self._reserve(cache, len(text) - cache.start, context)
+        if not fits or (reencoder is not None and not reencoder.is_complete):
+            return None
+        return list(text[cache.start + len(cache.tokens) :])
 
     def _prefill(
         self, contexts: Sequence[DraftContext[DraftCache]], pending: list[list[int] | None]
     ) -> None:
-        """Run long uncached texts ``pending`` in chunks.
+        """Run the beginnings of long uncached texts ``pending``, by the rule of :meth:`align`.
 
-        Set entries to ``None`` if the text has to wait.
+        An element becomes ``None`` if the rest of its text has to wait for the next step.
         """
-        rows_left = CHUNK
-        for size, number in sorted(
-            (len(new), number) for number, new in enumerate(pending) if new is not None
-        ):
-            context = contexts[number]
-            new = pending[number] or []
-            while len(contexts) == 1 and len(new) > CHUNK:
-                self.forward_tokens([context], [new[:CHUNK]])
+        if len(contexts) == 1:
+            (new,) = pending
+            while new is not None and len(new) > CHUNK:
+                self.forward_tokens(contexts, [new[:CHUNK]])
                 del new[:CHUNK]
+            return
+        texts = [(number, new) for number, new in enumerate(pending) if new is not None]
+        texts.sort(key=lambda text: len(text[1]))
+        rows_left = CHUNK
+        for number, new in texts:
             if len(new) > rows_left:
                 if rows_left:
-                    self.forward_tokens([context], [new[:rows_left]])
+                    self.forward_tokens([contexts[number]], [new[:rows_left]])
                 pending[number] = None
-            rows_left = max(0, rows_left - size)
+            rows_left = max(0, rows_left - len(new))
 
     def forward_tokens(
         self, contexts: Sequence[DraftContext[DraftCache]], tokens: Sequence[Sequence[int]]
@@ -244,9 +252,7 @@ class DraftRunner:
         trees: Sequence[TokenTree],
         pending_texts: Sequence[Sequence[int]],
     ) -> list[Array]:
-        """Run the nodes of each tree that are not cached.
-
-        Return their logits ``[new nodes, vocab]``.
+        """Run the nodes of each tree that are not cached; return their logits ``[nodes, vocab]``.
 
         ``trees[i]`` has ids of the draft model, and the root is the last token of the text. It
         begins with the nodes of the tree in the request's cache. Without those,

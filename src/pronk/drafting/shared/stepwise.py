@@ -143,4 +143,4 @@ def count_choices(
         choice = sampler.draft_token_at(row, position, ids)
         if choice is not None:
             kind = rates.confidence_kind(choice.confidence)
-            rates.learn(kind, 1, right=choice.token == context.tokens[position], share=True)
+            rates.learn(kind, 1, accepted=choice.token == context.tokens[position], share=True)

@@ -34,8 +34,9 @@ const int MAX_EXPERTS = 1024;
 const int MAX_TAPS = 16;  // of a short convolution
 // Steps of a recurrence that are prepared together.
 const int MAX_STEPS = 16;
-// Maximum head_dim; a multiple of 16, because vectors have 16 lanes.
-const int MAX_HEAD_DIM = 512;
+// Maximum head_dim; a multiple of 16, because vectors have 16 lanes. 576 is DeepSeek's: a latent of 512, and 64 elements
+// that RoPE rotates.
+const int MAX_HEAD_DIM = 576;
 
 static inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -80,6 +81,29 @@ static inline const pronk_segment* cached_tokens(const pronk_pass* pass, const p
   return op->cache ? pass->others + (op->cache - 1) * pass->segments + i : pass->segment + i;
 }
 
+// Sizes of a recurrent layer, in elements. recurrence.inc explains the layouts.
+struct RecurrentSizes {
+  int64_t heads, key_heads, key_dim, value_dim, padded_dim;
+  int64_t channels, row;                 // of a row of buffer B: the channels, and all of it
+  int64_t keys, deltas, decays, update;  // first elements of the parts of an update; its size
+  int64_t state;                         // size of one head's state
+
+  explicit RecurrentSizes(const pronk_op* op) {
+    heads = op->heads;
+    key_heads = op->kv_heads;
+    key_dim = op->head_dim;
+    value_dim = op->value_dim;
+    padded_dim = round_up(value_dim, 16);
+    channels = 2 * key_heads * key_dim + heads * value_dim;
+    row = channels + heads * value_dim;
+    keys = channels;
+    deltas = round_up(keys + key_heads * key_dim, 16);
+    decays = deltas + heads * padded_dim;
+    update = round_up(decays + heads, 16);
+    state = key_dim * padded_dim;
+  }
+};
+
 struct QuantKernels;
 
 // One forward pass in progress.
@@ -98,6 +122,7 @@ struct State {
   int64_t inputs_width;
   void* x;                     // prepared input of a GEMM of more than MAX_TILE_M rows, shared by all threads
   int64_t input_stride;        // row_stride(width) of the widest GEMM input
+  int64_t input_bytes;         // size of Scratch.input
   float* scores;               // buffer SCORES [rows, experts]
   int32_t* choice;             // [rows, per_row] chosen experts of each row, in rising order
   float* share;                // [rows, per_row] their shares

@@ -36,9 +36,11 @@ int64_t buffer_size(const pronk_op* ops, int64_t count, int buffer, int64_t rows
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
     int64_t width = 0;
-    if (op->kind == PRONK_LINEAR && op->output == buffer) width = op->columns ? op->columns : op->w->N;
+    bool is_product = op->kind == PRONK_LINEAR || op->kind == PRONK_HEADS;
+    if (is_product && op->output == buffer) width = op->columns ? op->columns : op->w->N;
     else if (op->kind == PRONK_LAYER_INPUTS && buffer == PRONK_INPUTS) width = (int64_t)op->parts * op->columns;
-    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->head_dim;
+    else if (op->kind == PRONK_ATTEND && buffer == PRONK_A) width = (int64_t)op->heads * op->value_dim;
+    else if (op->kind == PRONK_NORM && op->output == buffer && op->columns) width = op->columns;
     else if ((op->kind == PRONK_NORM || op->kind == PRONK_EMBED) && op->output == buffer)
       width = op->parts ? op->parts * hidden : hidden;
     else if (op->kind == PRONK_CONVOLVE && buffer == PRONK_A) width = hidden;
@@ -110,13 +112,24 @@ int64_t input_stride(const pronk_op* ops, int64_t count, int64_t hidden) {
   return row_stride(width > hidden ? width : hidden);
 }
 
-// Number of elements of one row in State.q: the queries of the QKV operation with the most elements.
+// Number of elements of one row in State.q: the queries of the operation with the most elements.
 int64_t query_width(const pronk_op* ops, int64_t count) {
   int64_t width = 0;
-  for (int64_t i = 0; i < count; i++)
-    if (ops[i].kind == PRONK_QKV && ops[i].heads * round_up(ops[i].head_dim, 16) > width)
-      width = ops[i].heads * round_up(ops[i].head_dim, 16);
+  for (int64_t i = 0; i < count; i++) {
+    if (ops[i].kind != PRONK_QKV && ops[i].kind != PRONK_LATENT) continue;
+    int64_t own = ops[i].heads * round_up(ops[i].head_dim, 16);
+    if (own > width) width = own;
+  }
   return width;
+}
+
+// Bytes of Scratch.input: rows of a GEMM of at most MAX_TILE_M rows, or of one head of a chunk of PRONK_HEADS. `rows` are
+// those of a chunk.
+int64_t input_bytes(const pronk_op* ops, int64_t count, int64_t rows, int64_t input_stride) {
+  int64_t size = MAX_TILE_M * input_stride;
+  for (int64_t i = 0; i < count; i++)
+    if (ops[i].kind == PRONK_HEADS && rows * row_stride(ops[i].w->K) > size) size = rows * row_stride(ops[i].w->K);
+  return size * 4;
 }
 
 // Fill in State.row, State.segment and State.path. `depth`, `contiguous` and `tail` are temporary arrays with an entry
@@ -228,10 +241,12 @@ int64_t max_levels(const pronk_pass* pass) {
   return levels;
 }
 
-// Whether the states and updates of all requests are in the pools of the operation, and the nodes after the certain ones
-// hang below the last of these.
+// Whether the caller's pools have the layout of RecurrentSizes, the states and updates of all requests are in them, and
+// the nodes after the certain ones hang below the last of these.
 bool has_states(const pronk_pass* pass, const pronk_op* op) {
   if (!pass->recurrence || !op->states || !op->inputs || !op->updates) return false;
+  RecurrentSizes z(op);
+  if (op->state_size != z.heads * z.state || op->update_size != z.update) return false;
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_recurrence* r = pass->recurrence + i;
     const pronk_segment* given = pass->segment + i;
@@ -280,6 +295,13 @@ bool has_valid_adapters(const pronk_pass* pass, const pronk_op* op) {
   return true;
 }
 
+// Whether the matrices of the heads consist of whole blocks, and the input has columns for each of them.
+bool has_valid_heads(const pronk_op* op) {
+  const pronk_weights* w = op->w;
+  if (!w || w->gated || w->unit % 16 || w->N % w->unit || op->num_adapters) return false;
+  return op->input_columns >= w->N / w->unit * w->K && (op->input == PRONK_A || op->input == PRONK_B);
+}
+
 struct ProgramTask {
   State* state;
   const IsaKernels* isa;
@@ -295,34 +317,36 @@ int64_t buffer_rows(const pronk_pass* pass) {
   return pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
 }
 
+// Upper bound of the rows of a chunk of a GEMM.
+int64_t chunk_rows(const pronk_pass* pass) {
+  int64_t rows = buffer_rows(pass);
+  return rows > CHUNK_M + MAX_TILE_M ? CHUNK_M + MAX_TILE_M : rows;
+}
+
 // Floats of State.scratch per thread that PRONK_MIX and PRONK_RECUR use.
 int64_t recurrent_scratch(const pronk_op* op, int64_t levels) {
-  int64_t keys = round_up(op->head_dim, 16), values = round_up(op->value_dim, 16);
-  if (op->kind == PRONK_MIX) {
-    int64_t channels = 2 * (int64_t)op->kv_heads * op->head_dim + (int64_t)op->heads * op->value_dim;
-    return (op->taps + 1) * round_up(channels, 16);
-  }
+  RecurrentSizes z(op);
+  if (op->kind == PRONK_MIX) return (op->taps + 1) * round_up(z.channels, 16);
   if (op->kind != PRONK_RECUR) return 0;
-  return (levels + 2) * op->head_dim * values + MAX_STEPS * (2 * keys + 3 * values);
+  return (levels + 2) * z.state + MAX_STEPS * (2 * round_up(z.key_dim, 16) + 3 * z.padded_dim);
 }
 
 // Bytes of State.scratch per thread. GEMM (Scratch in ops.inc), attention (AttentionScratch) and recurrent layers take
 // turns in using it.
-int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes,
-                     int64_t levels) {
+int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t input_bytes,
+                     int64_t nodes, int64_t levels) {
   int64_t blocks = CHUNK_BLOCKS, dims = 16;
   for (int64_t i = 0; i < count; i++) {
     int64_t padded = round_up(ops[i].head_dim, 16);
     if (padded / 16 > blocks) blocks = padded / 16;
     if (padded > dims) dims = padded;
   }
-  int64_t rows = buffer_rows(pass);
-  if (rows > CHUNK_M + MAX_TILE_M) rows = CHUNK_M + MAX_TILE_M;
-  int64_t gemm = 2 * row_stride(pass->hidden) +  // row, normed
-                 input +                         // ordered
-                 2 * MAX_TILE_M * input +        // tile_rows, input
-                 rows * blocks * 16;             // chunk
-  int64_t attention = MAX_QUERIES * (2 * dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK);
+  int64_t gemm = 3 * input +                        // row, normed, ordered
+                 MAX_TILE_M * input +               // tile_rows
+                 input_bytes / 4 +                  // input
+                 chunk_rows(pass) * blocks * 16;    // chunk
+  int64_t attention = MAX_QUERIES * (dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK) +
+                      2 * 16 * dims;                // queries, rows
   int64_t largest = gemm > attention ? gemm : attention;
   for (int64_t i = 0; i < count; i++) {
     int64_t recurrent = recurrent_scratch(ops + i, levels);
@@ -351,12 +375,17 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->kind == PRONK_ROUTE && !has_valid_groups(op)) return false;
     if (!has_valid_adapters(pass, op)) return false;
     if (is_recurrent && !has_states(pass, op)) return false;
+    if (op->kind == PRONK_HEADS && !has_valid_heads(op)) return false;
+    if (op->kind == PRONK_LATENT && op->value_dim + op->rope_dim != op->head_dim) return false;
+    if (op->kind == PRONK_ATTEND && (op->value_dim < 1 || op->value_dim > op->head_dim)) return false;
     if (op->layer_input && !has_layer_input(ops, i)) return false;
+    if (op->kind == PRONK_RECUR && op->rule == PRONK_MAMBA2 && !op->skip) return false;
     if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
     if (op->cache < 0 || op->cache > pass->num_others) return false;
-    bool uses_cache = op->keys && !op->collected;  // with `collected`, PRONK_STORE writes by row and not by slot
+    // With `collected`, PRONK_STORE writes by row and not by slot.
+    bool uses_cache = (op->keys || op->values) && !op->collected;
     if (uses_cache && !has_slots(pass, op)) return false;
   }
   return true;
@@ -418,8 +447,9 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   Mixture mixture = largest_mixture(ops, count);
   int64_t pairs = pass->rows * mixture.per_row, most_rows = pairs > rows ? pairs : rows;
   s.input_stride = input_stride(ops, count, pass->hidden);
+  s.input_bytes = input_bytes(ops, count, chunk_rows(pass), s.input_stride);
   s.inputs_width = inputs_width(ops, count);
-  s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, tree, max_levels(pass));
+  s.scratch_bytes = scratch_size(ops, count, pass, s.input_stride, s.input_bytes, tree, max_levels(pass));
   s.adapted = has_adapted_rows(pass);
   s.low_stride = row_stride(adapter_width(ops, count));
   int32_t* nodes;  // temporary: three entries per node of the largest tree

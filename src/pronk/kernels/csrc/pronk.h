@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 15
+#define PRONK_VERSION 18
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -25,10 +25,13 @@ enum pronk_kind {
   PRONK_LINEAR = 1,  // output = cap(scale * activate(norm(input) W^T + b)): W [N, K] is pronk_op.w and b its bias
   PRONK_QKV = 2,     // project; apply RoPE to queries and keys; scale queries; write keys and values to the cache.
                      // Without w: the projections are in buffer B, and the norms span all query or all key heads
-  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries. A row at position p of its text sees the cached tokens
-                     // before p and, in the cache that this pass writes, its ancestors in the tree and itself
+  PRONK_ATTEND = 3,  // buffer A = attention outputs of the queries, `heads` times `value_dim` elements. A row at position
+                     // p of its text sees the cached tokens before p and, in the cache that this pass writes, its
+                     // ancestors in the tree and itself. With `keys` null, the pool `values` has rows of `head_dim`
+                     // elements: a token's row is its key, and its first `value_dim` elements are the value
   PRONK_STORE = 4,   // copy stream rows to the pool `keys` (by slot) or to pass.collected (by row)
-  PRONK_NORM = 5,    // output = scale * norm(input), or output += scale * norm(input) with `residual`
+  PRONK_NORM = 5,    // output = scale * norm(input), or output += scale * norm(input) with `residual`. Rows are as wide as
+                     // the stream, or without `residual` from buffer to buffer `columns` wide
   PRONK_ROUTE = 6,   // router: each row gets the `per_row` experts with the largest ranks, of equal ranks the expert with
                      // the smaller number, and their shares. An expert's score is its softmax over the router's outputs
                      // or, if `sigmoid` is 1, the sigmoid of its output. Its rank is score + correction, and its share
@@ -40,13 +43,21 @@ enum pronk_kind {
   PRONK_GATE = 8,    // output = output * sigmoid(input), for buffer A or B as output. `columns` is the width of its rows.
                      // The input is buffer B, as wide, or SCORES with one number for each of `heads` equal parts of a row
   PRONK_MIX = 9,     // causal convolution over time of a recurrent layer, then SiLU, in place in the first columns of
-                     // buffer B: filter[0] * input of the token taps - 1 places before + … + filter[taps - 1] * own input
-  PRONK_RECUR = 10,  // recurrence of a recurrent layer: buffer A = norm(outputs) * silu(gates). recurrence.inc explains
-                     // its inputs, buffers B and SCORES
+                     // buffer B: filter_bias + filter[0] * input of the token taps - 1 places before + … +
+                     // filter[taps - 1] * own input
+  PRONK_RECUR = 10,  // recurrence of a recurrent layer by `rule`: buffer A = norm(outputs) * silu(gates), the norm over
+                     // each value head, if there is one. recurrence.inc explains its inputs, buffers B and SCORES
   PRONK_LAYER_INPUTS = 11,  // the inputs of `parts` layers, each `columns` wide, from the row of B and that of the token
                      // in `table`, both parts * columns wide: buffer INPUTS = (norm(B) + scale * table[token]) / sqrt(2),
                      // with a norm of each layer's part of B
+  PRONK_HEADS = 12,    // a product for each head: w has a matrix [unit, K] per head. Head h multiplies the columns h K,
+                       // h K + 1, … of a row of buffer A or B, which is `input_columns` wide, by its matrix
+  PRONK_LATENT = 13,   // queries and keys of multi-head latent attention, see latent.inc
+  PRONK_GROUP_NORM = 14,  // buffer A = norm(A) in place, over each of `heads` equal parts of its rows. `columns` is the
+                          // width of the rows
 };
+// Update rule of a recurrent layer, see recurrence.inc.
+enum pronk_rule { PRONK_GATED_DELTA = 0, PRONK_MAMBA2 = 1 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32). C, as
 // wide as the stream, holds one branch of a layer while another is computed. INPUTS (f32) holds the inputs of all layers.
 enum pronk_buffer {
@@ -154,8 +165,10 @@ typedef struct {
   int32_t group_best;
   const float* correction;   // PRONK_ROUTE: [experts] what the choice adds to the scores, or null
   const float* expert_scale; // PRONK_ROUTE: [experts] factor of each expert's shares, or null
-  const float *filter, *filter_bias;     // PRONK_CONVOLVE: [taps, hidden], the oldest token first; null, or [hidden]
-  int32_t taps;                          // PRONK_CONVOLVE: number of tokens that an output depends on, its own included
+  // PRONK_CONVOLVE, PRONK_MIX: weights [taps, hidden or channels], the oldest token first; null, or a bias
+  // [hidden or channels]
+  const float *filter, *filter_bias;
+  int32_t taps;           // PRONK_CONVOLVE, PRONK_MIX: number of tokens that an output depends on, its own included
   int32_t num_adapters;
   int32_t part, parts;    // PRONK_EMBED, PRONK_NORM: `parts` 0: rows of the output are as wide as the stream; n > 0: they
                           // are rows of buffer A, n times as wide as the stream, of which part `part`, from 0, is written
@@ -163,14 +176,21 @@ typedef struct {
   int32_t layer_input;    // PRONK_LINEAR: n > 0: activated outputs times the inputs of layer n - 1, N numbers
   int32_t table_format;   // PRONK_LAYER_INPUTS: 0, or `format` of pronk_pack_blocks: `table` has blocks of a GGUF file,
                           // and w describes them (type, group, minima, scale_type), without data
-  int32_t columns;        // PRONK_LINEAR to buffer A or B: width of the buffer's rows; 0: N. PRONK_GATE: see there
-  int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output
+  int32_t columns;        // PRONK_LINEAR and PRONK_HEADS to buffer A or B: width of the buffer's rows; 0: N.
+                          // PRONK_NORM: that of both buffers' rows; 0: that of the stream. PRONK_LATENT: that of
+                          // the rows of buffer B. PRONK_GATE, PRONK_GROUP_NORM: see
+                          // there
+  int32_t first_column;   // PRONK_LINEAR to buffer A or B: column of the first output. PRONK_LATENT: see latent.inc
+  int32_t input_columns;  // PRONK_HEADS: width of the input's rows
   // PRONK_MIX and PRONK_RECUR: `heads` value heads, `kv_heads` key heads with keys of `head_dim` elements, `slots` states.
-  int32_t value_dim;      // elements of a value
+  int32_t value_dim;      // elements of a value; also of PRONK_ATTEND and PRONK_LATENT
   int32_t tiled;          // 1: value head i uses key head i % kv_heads; 0: i / (heads / kv_heads)
   int32_t num_updates;    // number of update slots
+  int32_t rule;           // pronk_rule
+  int32_t state_size, update_size;  // elements of a slot of `states` and of `updates`, as the caller has laid them out
   float *states, *inputs, *updates;  // pools of one layer; recurrence.inc has the layout
   const float *decay_rate, *decay_bias;  // PRONK_RECUR: [heads]
+  const float* skip;      // PRONK_RECUR, PRONK_MAMBA2: [heads] factors of the values that are added to the outputs
   const pronk_adapter* adapters;  // PRONK_LINEAR without experts, PRONK_QKV: [num_adapters], or null
 } pronk_op;
 

@@ -13,11 +13,11 @@ from pronk.drafting import REGISTRY, make_drafter
 from pronk.lab.verification.distribution import (
     NUM_DRAWN_TOKENS,
     Distribution,
-    choose_extended,
     draw,
     judge_counts,
 )
 from pronk.lab.verification.equality import MODES, Equality, GeneratedText, compare, generate_texts
+from pronk.lab.verification.exact_distribution import choose_extended
 from pronk.lab.verification.prompts import (
     NamedPrompt,
     Progress,

@@ -1,10 +1,10 @@
-"""Qwen2, Qwen2.5 and MiMo (a Qwen2 with an MTP head), Qwen3 and Qwen3-MoE."""
+"""Qwen2, Qwen2.5 and MiMo (a Qwen2 with an MTP head), Qwen3, Qwen2-MoE and Qwen3-MoE."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.models.config_reader import ConfigReader, llama_like
 from pronk.models.family import (
     FUSED_EXPERTS,
@@ -35,8 +35,28 @@ def _parse_qwen3(keys: ConfigReader) -> ModelConfig:
     return llama_like(keys, windows=qwen_windows(keys), qk_norm=True, **keys.attention_bias())
 
 
+def _parse_qwen2_moe(keys: ConfigReader) -> ModelConfig:
+    """Parse the config of Qwen2-MoE, which has a shared expert with a gate.
+
+    With ``use_sliding_window``, every second layer below ``max_window_layers`` has a window.
+    """
+    size = keys.integer("sliding_window") if keys.flag("use_sliding_window") else None
+    stop = keys.integer("max_window_layers", 28, low=0)
+    windows = keys.windows(size, lambda layer: layer % 2 == 0 and layer < stop)
+    mixture = _mixture(keys)
+    if mixture is not None:
+        width = keys.integer("shared_expert_intermediate_size")
+        mixture = replace(mixture, shared_width=width, shared_gate=True)
+    bias = keys.flag("qkv_bias", default=True)
+    return llama_like(keys, windows=windows, qkv_bias=bias, mixture=mixture)
+
+
 def _parse_qwen3_moe(keys: ConfigReader) -> ModelConfig:
-    """Parse the config of Qwen3-MoE, in which some layers have a plain MLP.
+    return replace(_parse_qwen3(keys), mixture=_mixture(keys))
+
+
+def _mixture(keys: ConfigReader) -> MixtureConfig | None:
+    """Return the mixture of experts; some layers may have a plain MLP.
 
     These are the layers in ``mlp_only_layers``, and those whose number, from 1, is no multiple of
     ``decoder_sparse_step``.
@@ -46,17 +66,28 @@ def _parse_qwen3_moe(keys: ConfigReader) -> ModelConfig:
     sums_to_1 = keys.flag("norm_topk_prob")
     # transformers 5 has another name for the number of experts.
     is_renamed = keys.get("num_experts") is None and keys.get("num_local_experts") is not None
-    mixture = keys.mixture(
+    return keys.mixture(
         "num_local_experts" if is_renamed else "num_experts",
         "moe_intermediate_size",
         normalized=sums_to_1,
         is_mixture=lambda layer: layer not in plain and (layer + 1) % step == 0,
     )
-    return replace(_parse_qwen3(keys), mixture=mixture)
 
 
 def _parse_qwen3_gguf(_: GgufReader, config: ModelConfig) -> ModelConfig:
     return replace(config, qk_norm=True)
+
+
+def _parse_qwen2_moe_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
+    """Return the config of a Qwen2-MoE, in which the weights of a row's experts sum to any number.
+
+    llama.cpp assumes it, as the files do not say it.
+    """
+    mixture = keys.mixture(config.num_layers, normalized=False)
+    if mixture is not None:
+        width = mixture.shared_width or config.intermediate_size
+        mixture = replace(mixture, shared_width=width, shared_gate=True)
+    return replace(config, mixture=mixture)
 
 
 def _parse_qwen3_moe_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
@@ -68,6 +99,16 @@ _QWEN2_DEFAULTS = {
     "num_key_value_heads": 32,
     "sliding_window": 4096,
 }
+_MOE_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_LAYER,
+        "router": ("mlp.gate",),
+        "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+        "experts.down": ("mlp.experts.{}.down_proj.weight",),
+    },
+    alternatives=(FUSED_EXPERTS,),
+)
 
 FAMILIES = (
     Family("qwen2", _parse_qwen2, defaults=_QWEN2_DEFAULTS, gguf=(GgufArchitecture("qwen2"),)),
@@ -84,18 +125,32 @@ FAMILIES = (
         gguf=(GgufArchitecture("qwen3", _parse_qwen3_gguf),),
     ),
     Family(
+        "qwen2_moe",
+        _parse_qwen2_moe,
+        replace(
+            _MOE_NAMES,
+            layer={
+                **_MOE_NAMES.layer,
+                "shared_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+                "shared_down": ("mlp.shared_expert.down_proj",),
+                "shared_gate": ("mlp.shared_expert_gate",),
+            },
+        ),
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 16,
+            "sliding_window": 4096,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        gguf=(GgufArchitecture("qwen2moe", _parse_qwen2_moe_gguf),),
+    ),
+    Family(
         "qwen3_moe",
         _parse_qwen3_moe,
-        replace(
-            LLAMA_NAMES,
-            layer={
-                **LLAMA_LAYER,
-                "router": ("mlp.gate",),
-                "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-                "experts.down": ("mlp.experts.{}.down_proj.weight",),
-            },
-            alternatives=(FUSED_EXPERTS,),
-        ),
+        _MOE_NAMES,
         defaults={
             "max_position_embeddings": 32768,
             "num_key_value_heads": 4,

@@ -14,8 +14,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pronk.base.checks import check_integer
-from pronk.base.errors import ConfigError
 from pronk.checkpoint.config import (
     MAX_HEAD_DIM,
     MAX_TAPS,
@@ -139,16 +137,8 @@ def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
 def _parse_next_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
     # Positions of images; a GGUF file has sections that are 0 for a text model.
     keys.used.add("rope.dimension_sections")
-    heads = keys.get("nextn_predict_layers", 0)
-    num_layers = check_integer(
-        keys.label("block_count"),
-        config.num_layers - heads if isinstance(heads, int) else None,
-        1,
-        error=ConfigError,
-    )
+    num_layers = keys.num_layers()
     layers = _recurrent_layers_gguf(keys, num_layers)
-    # Whether there are biases shows in the layers with attention, which the first layer lacks.
-    names = [f"blk.{layer}" for layer in range(num_layers) if not layers[layer]]
     mixture = keys.mixture(num_layers)
     if mixture is not None:
         width = mixture.shared_width or mixture.width
@@ -159,10 +149,8 @@ def _parse_next_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
         windows=(None,) * num_layers,
         qk_norm=True,
         gated_attention=True,
-        recurrent=_recurrent_gguf(keys, layers) if any(layers) else None,
+        recurrent=keys.recurrence(layers) if any(layers) else None,
         mixture=mixture,
-        qkv_bias=any(f"{name}.attn_q.bias" in keys.checkpoint for name in names),
-        out_bias=any(f"{name}.attn_output.bias" in keys.checkpoint for name in names),
     )
 
 
@@ -182,28 +170,6 @@ def _recurrent_layers_gguf(keys: GgufReader, num_layers: int) -> tuple[bool, ...
             key, f"expected a boolean for each of {num_layers} layers, found {stated!r:.80}"
         )
     return tuple(bool(each) for each in stated[:num_layers])
-
-
-def _recurrent_gguf(keys: GgufReader, layers: tuple[bool, ...]) -> RecurrentConfig:
-    key_heads = keys.integer("ssm.group_count")
-    value_heads = keys.integer("ssm.time_step_rank")
-    size = keys.integer("ssm.inner_size")
-    if value_heads % key_heads:
-        keys.refuse(
-            "ssm.time_step_rank",
-            f"expected a multiple of ssm.group_count = {key_heads}, found {value_heads}",
-        )
-    if size % value_heads or size // value_heads > MAX_HEAD_DIM:
-        expected = f"expected {value_heads} times at most {MAX_HEAD_DIM}"
-        keys.refuse("ssm.inner_size", f"{expected}, found {size}")
-    return RecurrentConfig(
-        layers=layers,
-        key_heads=key_heads,
-        value_heads=value_heads,
-        key_dim=keys.integer("ssm.state_size", maximum=MAX_HEAD_DIM),
-        value_dim=size // value_heads,
-        taps=keys.integer("ssm.conv_kernel", maximum=MAX_TAPS),
-    )
 
 
 _DEFAULTS = {

@@ -8,11 +8,14 @@ from __future__ import annotations
 from pronk.models.family import RefusedFamily
 
 _RECURRENT = """
-bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax nemotron_h recurrent_gemma rwkv
+falcon_mamba jamba kimi_linear mamba mamba2 minimax recurrent_gemma rwkv
 zamba zamba2
 """
-_LATENT_ATTENTION = "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 minicpm3 mistral4"
-_USE_MIXTURE = "use Mixtral, Qwen3-MoE, gpt-oss or Granite MoE"
+_LATENT_ATTENTION = "deepseek_v32 kimi_k2 minicpm3 mistral4"
+_MIXTURES = """
+afmoe bailing_hybrid dots1 ernie4_5_moe exaone_moe flex_olmo hunyuan_v1_moe minimax_m2 olmoe
+"""
+_USE_MIXTURE = "use Mixtral, Qwen3-MoE, gpt-oss, GLM-4.5 or Granite MoE"
 
 
 def _refuse(names: str, reason: str, remedy: str) -> tuple[RefusedFamily, ...]:
@@ -27,23 +30,28 @@ FAMILIES = (
     ),
     *_refuse(
         _LATENT_ATTENTION,
-        "multi-head latent attention is not supported",
-        "use a model with grouped heads, such as Qwen3 or Qwen3-MoE",
+        "latent attention of this kind is not supported",
+        "use GLM-4.7-Flash, DeepSeek-V2-Lite or Moonlight",
     ),
     *_refuse(
         "llama4 llama4_text",
-        "mixtures with a shared expert are not supported",
+        "attention in chunks and a router that scales the inputs of experts are not supported",
         _USE_MIXTURE,
     ),
     *_refuse(
-        "dots1 glm4_moe minimax_m2 qwen2_moe",
-        "these mixtures of experts are not supported",
+        "phimoe",
+        "a router that draws its experts one after the other is not supported",
         _USE_MIXTURE,
     ),
     *_refuse(
-        "lfm2_moe",
-        "short convolutions with mixtures of experts are not supported",
-        "use a dense LFM2",
+        _MIXTURES,
+        "this mixture of experts has no reader of its config yet",
+        _USE_MIXTURE,
+    ),
+    *_refuse(
+        "nemotron",
+        "LayerNorm with RoPE is not supported",
+        "use Nemotron-H or Nemotron 3",
     ),
     *_refuse(
         "lfm2_vl",

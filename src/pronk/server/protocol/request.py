@@ -31,7 +31,9 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, P
 from pronk import Completion, Guide, GuideError, OptionError, Piece, PronkError, SamplingParams
 from pronk.base import SMALL_JOB, count_text, declared_options
 from pronk.server.errors import ApiError, name_once, to_api_error
-from pronk.server.protocol.fields import ObjectFields, Path, read_fields, rows_of, summarize
+from pronk.server.protocol.field_report import summarize
+from pronk.server.protocol.field_table import rows_of
+from pronk.server.protocol.fields import ObjectFields, Path, read_fields
 from pronk.server.settings import RequestLimits
 from pronk.serving import GuideKind, GuideMode, Rule
 from pronk.text import AnswerCalls
@@ -48,7 +50,7 @@ class RequestBody(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    # Parts of the table in :mod:`pronk.server.protocol.fields` that apply to the object.
+    # Parts of the table in :mod:`pronk.server.protocol.field_table` that apply to the object.
     places: ClassVar[Sequence[str]] = ()
     # Whether the object only describes something, so that unknown fields are ignored.
     is_record: ClassVar[bool] = False

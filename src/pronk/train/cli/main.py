@@ -137,47 +137,49 @@ def lm(
     if bytes:
         refuse({"vocab": vocab}, "with --bytes")
     if init is not None:
-        given = {
-            option_name(each): context.params[each]
-            for each in given_options(context)
-            if each in _OF_THE_MODEL
-        }
-        refuse(given, "with --init, whose model has it")
+        refuse(_model_options(context), "with --init, whose model has it")
     initial = None if init is None else InitialModel.read(init)
-    tokens = 1 if initial is None else initial.tokens
-    if future_tokens is not None:
-        tokens = future_tokens
-    of_heads = {
+    num_tokens = future_tokens
+    if num_tokens is None:
+        num_tokens = 1 if initial is None else initial.tokens
+    head_options: dict[str, object] = {
         "head-kind": head_kind,
         "head-order": head_order,
         "unembeddings": unembeddings,
         "head-mlp": head_mlp,
     }
-    if tokens == 1:
-        refuse(of_heads | {"equal-parameters": equal_parameters or None}, "without --future-tokens")
-    if initial is not None and initial.heads is not None:
-        refuse(of_heads, "with --init, whose heads have it")
-    size = ModelShape.vocab if vocab is None else vocab
-    if bytes:
-        size = BYTE_VOCAB
-    shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
+    has_heads = initial is not None and initial.heads is not None
+    if num_tokens == 1:
+        head_options["equal-parameters"] = equal_parameters or None
+        refuse(head_options, "without --future-tokens")
+    elif has_heads:
+        refuse(head_options, "with --init, whose heads have it")
     if initial is not None:
         shape = initial.shape
+    else:
+        default_vocab = BYTE_VOCAB if bytes else ModelShape.vocab
+        vocab_size = default_vocab if vocab is None else vocab
+        shape = ModelShape(hidden, layers, heads, kv_heads, mlp, vocab_size, positions)
     settings = fit_lengths(settings, shape.context)
     data = text(shape.vocab, settings["seed"])
-    head_settings = (
-        head_kind or _DEFAULT_KIND,
-        head_order or _DEFAULT_ORDER,
-        unembeddings or _DEFAULT_UNEMBEDDINGS,
-    )
+    kind = head_kind or _DEFAULT_KIND
+    order = head_order or _DEFAULT_ORDER
     if equal_parameters:
-        shape = without_head_layers(shape, tokens, *head_settings[:2])
-    known_heads = initial and initial.heads_for(tokens)
-    heads_shape = known_heads or future_shape(shape, tokens, *head_settings, head_mlp)
+        shape = without_head_layers(shape, num_tokens, kind, order)
+    heads_shape = None if initial is None else initial.heads_for(num_tokens)
+    if heads_shape is None:
+        own_unembeddings = unembeddings or _DEFAULT_UNEMBEDDINGS
+        heads_shape = future_shape(shape, num_tokens, kind, order, own_unembeddings, head_mlp)
     options = TrainOptions(**settings, shape=shape, heads=heads_shape)
     run = Run(out, name, command_line(context), Console(), clock)
     if not train_model(run, data, options, initial):
         raise typer.Exit(INTERRUPTED)
+
+
+def _model_options(context: typer.Context) -> dict[str, object]:
+    """Return the given options for a new model, by their names on the command line."""
+    given = [name for name in given_options(context) if name in _OF_THE_MODEL]
+    return {option_name(name): context.params[name] for name in given}
 
 
 def _command(kind: type[DrafterKind]) -> Callable[..., None]:
@@ -208,13 +210,16 @@ def _command(kind: type[DrafterKind]) -> Callable[..., None]:
         from pronk.train.teacher import Teacher
 
         data = text(seed=settings["seed"])
+        given = given_options(context)
         if has_answers(data.sources):
-            given = set(given_options(context)) & {"on_policy", "share"}
-            values = {option_name(name): getattr(run, name) for name in given}
+            # the answers are text of the target already
+            refused = {*given} & {"on_policy", "share"}
+            values = {option_name(name): getattr(run, name) for name in refused}
             refuse(values, "with answers as the source")
             run = replace(run, share=1.0)
-        at_most = "on_policy" not in given_options(context)
-        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=at_most)
+        on_policy = OnPolicyOptions(
+            tokens=run.on_policy, seed=settings["seed"], at_most="on_policy" not in given
+        )
         teacher = Teacher(run.target, settings["device"], settings["threads"])
         target_name = teacher.name.rpartition("/")[2]
         kind_name = str(context.info_name).replace("_", "-")

@@ -339,16 +339,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin)
 
 
-def load_module(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> DecoderModule:
-    """Return a frozen module with the dequantized weights of a model folder or GGUF file.
-
-    Raises:
-        OptionError: the model scales queries by position, has attention sinks, short convolutions,
-            recurrent layers or attention of different shapes, which the module does not compute.
-        CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
-    """
+def _check_supported(folder: Path, config: ModelConfig) -> None:
+    """Raise an OptionError if the module does not compute what the config asks for."""
     if config.query_growth is not None:
         msg = (
             f"{folder}: expected a model whose queries have one scale at all positions, found "
@@ -358,6 +350,7 @@ def load_module(
     for kind, other in (
         ("short convolutions", config.convolution),
         ("recurrent layers", config.recurrent),
+        ("latent attention", config.latent),
         ("attention of different shapes", config.attention_shapes or None),
     ):
         if other is not None:
@@ -367,10 +360,29 @@ def load_module(
                 "such as suffix"
             )
             raise OptionError(msg)
+    mixture = config.mixture
+    if mixture is not None and (mixture.shared_width or mixture.correction):
+        expected = "expected experts without a shared one and without a correction of the choice"
+        found = f"found {config.family}; use a drafter without training, such as a draft model"
+        refuse(folder, f"{expected}, {found}", OptionError)
     if config.attention_sinks:
         refuse(
             folder, f"expected a model without attention sinks, found {config.family}", OptionError
         )
+
+
+def load_module(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> DecoderModule:
+    """Return a frozen module with the dequantized weights of a model folder or GGUF file.
+
+    Raises:
+        OptionError: the model scales queries by position, has attention sinks, short convolutions,
+            recurrent layers, or experts with a shared one or a correction of the router's choice,
+            which the module does not compute.
+        CheckpointError: tensors are missing, unexpected, damaged, or of a wrong shape or dtype.
+    """
+    _check_supported(folder, config)
     checkpoint = open_checkpoint(folder)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     return _load_parts(Inventory(checkpoint, config, parts), parts, config, dtype, device)

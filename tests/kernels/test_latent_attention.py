@@ -1,0 +1,279 @@
+"""Multi-head latent attention on every instruction set: outputs, and bits in chunks, trees and
+batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import LatentConfig
+from pronk.checkpoint.rope import RopeConfig
+from pronk.kernels.library import Kernels, candidates
+from pronk.kernels.threads import num_threads, set_threads
+from pronk.models.decoder import Layer
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.kernel_backend import KernelBackend
+from pronk.models.linear import Linear, Norm
+from pronk.sampling.tree import TokenTree
+from tiny_models import tiny_config
+
+Double = NDArray[np.float64]
+
+EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
+DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+CACHES = pytest.mark.parametrize("int8", [False, True], ids=["plain cache", "int8 cache"])
+# Number of heads, and sizes: below, at and above what the kernels compute together, and such that
+# are not multiples of a vector.
+SIZES = {
+    "several tiles": (20, LatentConfig(48, 8, 12, 32, query_rank=24)),
+    "one head": (1, LatentConfig(16, 2, 1, 16)),
+    "odd sizes": (3, LatentConfig(32, 6, 7, 48, query_rank=70)),
+    "DeepSeek-V2-Lite": (2, LatentConfig(512, 64, 128, 128)),
+}
+HIDDEN = 40
+LENGTH = 90
+NAN = float("nan")
+
+
+class LatentAttention:
+    """One layer of latent attention with random weights, and texts in its cache."""
+
+    def __init__(
+        self, kernels: Kernels, name: str, dtype: DType = FLOAT32, *, int8: bool = False
+    ) -> None:
+        self.heads, self.sizes = SIZES[name]
+        sizes = self.sizes
+        self.dtype = dtype
+        self.int8 = int8
+        self.config = replace(
+            tiny_config(hidden=HIDDEN, heads=self.heads, kv_heads=1, windows=(None,)),
+            latent=sizes,
+            head_dim=sizes.rank + sizes.rope_dim,
+            attention_scale=0.9 * sizes.query_dim**-0.5,
+            rope=RopeConfig(sizes.rope_dim, 100.0),
+        )
+        self.dice = np.random.default_rng(len(name))
+        self.backend = KernelBackend(kernels)
+        self.layer = Layer(self.config)
+        self.layer.attention_norm = self.norm(HIDDEN, self.config.norm_eps)
+        if sizes.query_rank is not None:
+            self.layer.q_a = self.linear("q_a", sizes.query_rank, HIDDEN)
+            self.layer.q_a_norm = self.norm(sizes.query_rank, sizes.norm_eps)
+        inputs = sizes.query_rank or HIDDEN
+        self.layer.q_b = self.linear("q_b", self.heads * sizes.query_dim, inputs)
+        self.layer.kv_a = self.linear("kv_a", self.config.head_dim, HIDDEN)
+        self.layer.kv_a_norm = self.norm(sizes.rank, sizes.norm_eps)
+        self.layer.k_b = self.linear("k_b", self.heads * sizes.rank, sizes.plain_dim)
+        self.layer.v_b = self.linear("v_b", self.heads * sizes.value_dim, sizes.rank)
+        self.layer.out = self.linear("out", HIDDEN, self.heads * sizes.value_dim)
+        self.cache = self.backend.make_cache(
+            self.config,
+            num_blocks=60,
+            block_size=16,
+            dtype=dtype,
+            kv_dtype=INT8 if int8 else None,
+        )
+        self.cache.values[0][...] = -1 if int8 else NAN
+        self.program = self.backend.program(HIDDEN, dtype, self.cache)
+        self.program.latent_attention(self.layer, 0)
+
+    def norm(self, size: int, eps: float) -> Norm:
+        return Norm(self.dice.uniform(0.5, 1.5, size).astype(np.float32), None, eps)
+
+    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        weight = (2 * inputs**-0.5 * self.dice.standard_normal((outputs, inputs))).astype(
+            self.dtype
+        )
+        return Linear(self.backend, weight, None, self.layer.layout(name), None)
+
+    def run(self, segments: Sequence[tuple[BlockTable, TokenTree, int]], x: Array) -> Array:
+        """Return the outputs of the rows ``x`` of all segments; nothing is committed."""
+        for table, tree, _ in segments:
+            self.cache.prepare(table, table.length + len(tree))
+        batch = ForwardBatch(
+            [BatchEntry(table, tree, num_computed=computed) for table, tree, computed in segments]
+        )
+        stream = x.astype(self.dtype)
+        self.program.run(batch, stream)
+        return stream
+
+    def read(self, x: Array, chunks: Sequence[int], table: BlockTable | None = None) -> Array:
+        """Return the outputs of a text in chunks, which are committed."""
+        table = table or BlockTable()
+        found = list[Array]()
+        start = 0
+        for count in chunks:
+            tree = TokenTree.chain([0] * count)
+            found.append(self.run([(table, tree, 0)], x[start : start + count]))
+            self.cache.commit_slots(table, range(count))
+            start += count
+        return np.concatenate(found)
+
+    def expected(self, x: Array) -> Double:
+        """Return the outputs of a text by the formulas, with keys and values of each head."""
+        sizes = self.sizes
+        rows = x.astype(self.dtype).astype(np.float64)
+        normed = rms(rows, self.layer.attention_norm)
+        inputs = normed
+        if self.layer.q_a is not None:
+            inputs = rms(inputs @ weights(self.layer.q_a).T, self.layer.q_a_norm)
+        queries = inputs @ weights(self.layer.q_b).T
+        plain, rotated = np.split(queries, [self.heads * sizes.plain_dim], axis=1)
+        plain = plain.reshape(len(x), self.heads, sizes.plain_dim)
+        rotated = rotated.reshape(len(x), self.heads, sizes.rope_dim)
+        latent, key = np.split(normed @ weights(self.layer.kv_a).T, [sizes.rank], axis=1)
+        latent = rms(latent, self.layer.kv_a_norm)
+        stored = np.concatenate((latent, rotate(key)), axis=1)
+        if self.int8:
+            step = np.abs(stored).max(1, keepdims=True) / 127
+            stored = np.round(stored / step) * step
+        latent, key = np.split(stored, [sizes.rank], axis=1)
+        k_b = weights(self.layer.k_b).reshape(self.heads, sizes.rank, sizes.plain_dim)
+        v_b = weights(self.layer.v_b).reshape(self.heads, sizes.value_dim, sizes.rank)
+        outputs = []
+        for head in range(self.heads):
+            scores = plain[:, head] @ (latent @ k_b[head]).T
+            scores += rotate(rotated[:, head]) @ key.T
+            scores = scores * self.config.query_scale
+            scores[~np.tri(len(x), dtype=bool)] = -np.inf
+            weight = np.exp(scores - scores.max(1, keepdims=True))
+            weight /= weight.sum(1, keepdims=True)
+            outputs.append(weight @ (latent @ v_b[head].T))
+        return np.asarray(rows + np.concatenate(outputs, axis=1) @ weights(self.layer.out).T)
+
+
+def weights(linear: Linear) -> Double:
+    return linear.packed.unpack().astype(np.float64)
+
+
+def rms(rows: Double, norm: Norm | None) -> Double:
+    assert norm is not None
+    mean = (rows * rows).mean(1, keepdims=True)
+    return np.asarray(rows / np.sqrt(mean + norm.eps) * norm.weight)
+
+
+def rotate(rows: Double) -> Double:
+    """Rotate row ``t`` by the angles of position ``t``; values i and i + size / 2 are a pair."""
+    half = rows.shape[1] // 2
+    angles = np.arange(len(rows))[:, None] * 100.0 ** (-np.arange(half) / half)
+    first = rows[:, :half]
+    second = rows[:, half:]
+    cos = np.cos(angles)
+    sin = np.sin(angles)
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=1)
+
+
+def some_rows(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, HIDDEN)).astype(BFLOAT16)
+
+
+def same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@CACHES
+@DTYPES
+@pytest.mark.parametrize("name", SIZES)
+@EVERY
+def test_outputs_are_those_of_a_slow_loop(
+    kernels: Kernels, name: str, dtype: DType, *, int8: bool
+) -> None:
+    made = LatentAttention(kernels, name, dtype, int8=int8)
+    x = some_rows(LENGTH)
+    expected = made.expected(x)
+    error = np.abs(made.read(x, [LENGTH]).astype(np.float64) - expected).max()
+    scale = np.abs(expected).max()
+    # A code of the 8-bit cache can differ by one where a number is between two codes.
+    tolerance = 0.06 if dtype == BFLOAT16 else 2e-3 if int8 else 2e-5
+    assert error < tolerance * scale
+    assert np.abs(expected - x.astype(np.float64)).max() > 0.3 * scale
+
+
+@pytest.mark.parametrize("name", SIZES)
+@EVERY
+def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: str) -> None:
+    before = num_threads()
+    for dtype, threads, int8 in ((FLOAT32, 3, False), (BFLOAT16, 2, False), (BFLOAT16, 1, True)):
+        made = LatentAttention(kernels, name, dtype, int8=int8)
+        x = some_rows(LENGTH)
+        try:
+            set_threads(1, 1)
+            alone = made.read(x, [1] * LENGTH)
+            set_threads(threads, threads)
+            for chunks in ([LENGTH], [2, 3, LENGTH - 5], [17] * 5 + [5]):
+                assert same(made.read(x, chunks), alone)
+            in_tree_and_batch(made, x, alone)
+        finally:
+            set_threads(before, before)
+
+
+def in_tree_and_batch(made: LatentAttention, x: Array, alone: Array) -> None:
+    """Check a tree with wrong siblings beside another request, in two passes, then the text after a
+    commit.
+    """
+    start = 31
+    other = some_rows(9, 7)
+    table = BlockTable()
+    neighbour = BlockTable()
+    made.read(x, [start], table)
+    count = LENGTH - start - 5  # tokens on the path
+    parents = [-1]
+    rows = [x[start]]
+    for token in range(start + 1, start + count):
+        parents += [len(rows) - 1] * 2
+        rows += [other[token % 9], x[token]]  # a wrong sibling, then the text
+    tree = TokenTree((0, *(1, 0) * (count - 1)), tuple(parents))
+    nodes = [0, *range(2, 2 * count - 1, 2)]
+    both = made.run(
+        [(neighbour, TokenTree.chain([0] * 9), 0), (table, tree, 0)],
+        np.concatenate((other, np.stack(rows))),
+    )
+    assert same(both[9:][nodes], alone[start : start + count])
+    assert same(both[:9], made.read(other, [9]))
+    half = len(rows) // 2
+    first = made.run(
+        [(table, TokenTree(tree.tokens[:half], tree.parents[:half]), 0)], np.stack(rows[:half])
+    )
+    second = made.run([(table, tree, half)], np.stack(rows[half:]))
+    assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
+    made.cache.commit_slots(table, nodes)
+    assert same(made.read(x[start + count :], [1, 4], table), alone[start + count :])
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8], ids=str)
+def test_the_cache_has_one_row_per_token(dtype: DType) -> None:
+    """The latent is stored once, though it is the key and the value of every head."""
+    made = LatentAttention(candidates()[0], "several tiles", int8=dtype == INT8)
+    config = made.config
+    cache = made.backend.make_cache(
+        config, num_blocks=2, block_size=16, dtype=made.dtype, kv_dtype=dtype
+    )
+    assert len(cache.keys[0]) == 0
+    row_bytes = config.head_dim * dtype.itemsize + (4 if dtype == INT8 else 0)
+    assert cache.bytes_per_token == row_bytes
+    assert cache.values[0].nbytes == row_bytes * cache.num_slots
+
+
+@EVERY
+def test_rows_that_are_not_finite_leave_other_requests_alone(kernels: Kernels) -> None:
+    made = LatentAttention(kernels, "several tiles")
+    x = some_rows(8)
+    chain = TokenTree.chain([0] * 4)
+    expected = made.read(x[4:], [4])
+    x[:4] = np.nan
+    found = made.run([(BlockTable(), chain, 0), (BlockTable(), chain, 0)], x)
+    assert np.isnan(found[:4].astype(np.float32)).all()
+    assert same(found[4:], expected)
+
+
+@EVERY
+def test_sizes_that_are_no_whole_blocks_are_refused(kernels: Kernels) -> None:
+    made = LatentAttention(kernels, "one head")
+    made.layer.v_b.packed.struct.unit = 8
+    with pytest.raises(AssertionError, match="kernels"):
+        made.read(some_rows(2), [2])
