@@ -471,6 +471,52 @@ def test_damaged_blocks(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "tensor", "found"),
+    [
+        ("deepseek_v2", "model.layers.3.eh_proj.weight", "multi-head latent attention"),
+        ("nemotron_h", "mtp.layers.0.norm.weight", "attention or an MLP alone"),
+    ],
+)
+def test_blocks_of_other_kinds_are_refused(
+    family: str, tensor: str, found: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint(family), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {tensor: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
+    engine = open_model(folder)
+    message = f"expected an MTP layer with keys and values .* with layers of {found}; use another"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        make_drafter("mtp").bind(engine.target)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_with_deepseeks_names(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """GLM-4-MoE has it behind its layers, with an embedding and an LM head of its own."""
+    folder = Path(shutil.copytree(checkpoint("glm4_moe"), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    last = f"model.layers.{layers - 1}."
+    prefix = f"model.layers.{layers}."
+    block = {
+        name.replace(last, prefix): each for name, each in tensors.items() if name.startswith(last)
+    }
+    embedding = tensors["model.embed_tokens.weight"]
+    hidden = embedding.shape[1]
+    block[f"{prefix}embed_tokens.weight"] = embedding
+    block[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"]
+    block[f"{prefix}eh_proj.weight"] = np.eye(hidden, 2 * hidden, dtype=np.float32)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        block[f"{prefix}{name}.weight"] = np.ones(hidden, np.float32)
+    copies = {name: each.copy() for name, each in (tensors | block).items()}
+    save_file(copies, folder / "model.safetensors")
+    engine = open_model(folder)
+    drafter = bind(engine)
+    requests = decode(engine, drafter, PROMPTS)
+    assert total(requests, "drafted") > 20
+    assert not head_of(drafter).eagle.norm_output
+
+
 def test_a_model_without_a_block(files: Files, tmp_path: Path) -> None:
     folder = without_block(files.folder(**RIGHT), tmp_path / "plain")
     path = write_gguf(folder, tmp_path / "model.gguf")
