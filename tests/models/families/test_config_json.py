@@ -341,8 +341,8 @@ SLIDING = ["sliding_attention", "full_attention"]
             for family in ("granitemoehybrid", "bamba", "falcon_h1")
             for key, value, message in (
                 ("mamba_n_groups", 3, "mamba_n_groups: expected a divisor of 4 heads, found 3"),
-                ("mamba_d_head", 9, "mamba_d_head: expected a size of at most 512 of 32 / 4"),
-                ("mamba_d_state", 513, r"mamba_d_state: expected an integer in 1..512, found 513"),
+                ("mamba_d_head", 9, "mamba_d_head: expected a size of at most 576 of 32 / 4"),
+                ("mamba_d_state", 577, r"mamba_d_state: expected an integer in 1..576, found 577"),
                 ("mamba_d_conv", 17, r"mamba_d_conv: expected an integer in 1..16, found 17"),
                 ("mamba_proj_bias", True, "mamba_proj_bias = true is not supported"),
                 ("time_step_limit", [0.001, 0.1], r"time_step_limit: expected no limits, .*0.001"),
