@@ -48,6 +48,9 @@ class TensorNames:
     interleaved_experts: bool = False
     # Whether layers that follow the model's are MTP heads, whose tensors are not used.
     skips_heads: bool = False
+    # Whether the output of an MTP layer is normed before the layer reads it for the next draft
+    # token; without it, the output is normed for the LM head only.
+    norms_drafts: bool = False
     # Whether the factors of decays are stored as logarithms: ``decay_rate`` is ``-exp`` of them.
     log_decay: bool = False
     # Modules whose tensor has the module's name, without ``.weight``: some norms in GGUF files.

@@ -144,7 +144,9 @@ def check_drafts(oracle: MtpOracle, request: Request, asked: Asked) -> int:
     return asked.tree.num_draft_tokens
 
 
-@pytest.mark.parametrize(("model", "temperature", "batch"), covering(MODELS, [0.0, 0.8], [1, 2]))
+@pytest.mark.parametrize(
+    ("model", "temperature", "batch"), covering(MODELS, [0.0, 0.8], [1, 2], strength=1), ids=str
+)
 def test_drafts_equal_the_formulas(
     model: tuple[str, str], temperature: float, batch: int, files: Files
 ) -> None:
@@ -162,7 +164,11 @@ def test_drafts_equal_the_formulas(
     assert checked > 8
 
 
-@pytest.mark.parametrize(("model", "shape", "temperature"), covering(MODELS, [*SHAPES], [0.0, 0.8]))
+@pytest.mark.parametrize(
+    ("model", "shape", "temperature"),
+    covering(MODELS, [*SHAPES], [0.0, 0.8], strength=1),
+    ids=str,
+)
 def test_texts_are_equal_and_draft_tokens_right(
     model: tuple[str, str], shape: str, temperature: float, files: Files
 ) -> None:
@@ -201,8 +207,8 @@ def test_a_plain_block_of_a_quantized_model(
     form: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """As in checkpoints to which the block of the original was added."""
-    sizes = BLOCKS | {"linear_num_value_heads": 8}  # a multiple of 8, as AWQ demands
-    folder = with_mtp(checkpoint("qwen3_5_text", **sizes), tmp_path / "folder")
+    made = checkpoint("qwen3_5_text", linear_num_value_heads=8)  # a multiple of 8, as AWQ demands
+    folder = with_mtp(made, tmp_path / "folder")
     with warned(FORMATS_OF_WEIGHTS[form]):
         quantized, _ = write_quantized(folder, tmp_path, FORMATS_OF_WEIGHTS[form])
         restore_block(quantized, folder, "mtp.")
@@ -214,7 +220,7 @@ def test_a_plain_block_of_a_quantized_model(
 
 
 def test_a_quantized_block(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    folder = with_mtp(checkpoint("qwen3_5_text", **BLOCKS), tmp_path / "folder")
+    folder = with_mtp(checkpoint("qwen3_5_text"), tmp_path / "folder")
     kind = FORMATS_OF_WEIGHTS["packed-8-channel"]
     quantized, _ = write_quantized(folder, tmp_path, kind)
     edit_config(quantized, quantization_config=kind.config | {"ignore": ["lm_head", "re:mtp.fc"]})
@@ -463,6 +469,52 @@ def test_damaged_blocks(
     with pytest.raises(CheckpointError, match=message) as refused:
         make_drafter("mtp").bind(llm.target)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "found"),
+    [
+        ("deepseek_v2", "model.layers.3.eh_proj.weight", "multi-head latent attention"),
+        ("nemotron_h", "mtp.layers.0.norm.weight", "attention or an MLP alone"),
+    ],
+)
+def test_blocks_of_other_kinds_are_refused(
+    family: str, tensor: str, found: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint(family), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {tensor: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
+    engine = open_model(folder)
+    message = f"expected an MTP layer with keys and values .* with layers of {found}; use another"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        make_drafter("mtp").bind(engine.target)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_with_deepseeks_names(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """GLM-4-MoE has it behind its layers, with an embedding and an LM head of its own."""
+    folder = Path(shutil.copytree(checkpoint("glm4_moe"), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    last = f"model.layers.{layers - 1}."
+    prefix = f"model.layers.{layers}."
+    block = {
+        name.replace(last, prefix): each for name, each in tensors.items() if name.startswith(last)
+    }
+    embedding = tensors["model.embed_tokens.weight"]
+    hidden = embedding.shape[1]
+    block[f"{prefix}embed_tokens.weight"] = embedding
+    block[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"]
+    block[f"{prefix}eh_proj.weight"] = np.eye(hidden, 2 * hidden, dtype=np.float32)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        block[f"{prefix}{name}.weight"] = np.ones(hidden, np.float32)
+    copies = {name: each.copy() for name, each in (tensors | block).items()}
+    save_file(copies, folder / "model.safetensors")
+    engine = open_model(folder)
+    drafter = bind(engine)
+    requests = decode(engine, drafter, PROMPTS)
+    assert total(requests, "drafted") > 20
+    assert not head_of(drafter).eagle.norm_output
 
 
 def test_a_model_without_a_block(files: Files, tmp_path: Path) -> None:

@@ -33,9 +33,17 @@ from pronk.train.modules.decoder import Rotations, apply_rope, load_module, mayb
 from train.tiny_modules import tiny_module
 
 CPU = torch.device("cpu")
-# Families with queries that grow with the position, attention sinks, short convolutions or recurrent
-# layers, which modules lack.
-REFUSED = ("ministral3", "mistral3", "gpt_oss", "granite_swa", "lfm2", "qwen3_5_text")
+# Families with queries that grow with the position, attention sinks, short convolutions, recurrent
+# layers or attention of different shapes, which modules lack.
+REFUSED = (
+    "ministral3",
+    "mistral3",
+    "gpt_oss",
+    "granite_swa",
+    "lfm2",
+    "qwen3_5_text",
+    "gemma4_text",
+)
 SUPPORTED = [case for case in CASES if case.family not in REFUSED]
 
 

@@ -223,7 +223,11 @@ _NEXT_NAMES = replace(
 )
 # In these files, the norm before the MLP has the name that other architectures use for the norm of
 # the attention's output.
-_GGUF_NAMES = replace(GGUF_NAMES, layer={**GGUF_NAMES.layer, "mlp_norm": ("post_attention_norm",)})
+_GGUF_NAMES = replace(
+    GGUF_NAMES,
+    layer={**GGUF_NAMES.layer, "mlp_norm": ("post_attention_norm",)},
+    norms_drafts=True,
+)
 _NEXT_GGUF_NAMES = replace(
     _GGUF_NAMES,
     layer={**_GGUF_NAMES.layer, "mixer_gates": ("ssm_ba",)},

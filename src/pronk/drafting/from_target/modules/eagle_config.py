@@ -33,7 +33,9 @@ from pronk.models.loader import Fingerprint
 EAGLE_KINDS = ("eagle3", "mtp")
 _LAYER_NAME = re.compile(r"layers\.(\d{1,9})\.")  # beginning of the names of a layer's tensors
 # Last parts of the names of tensors that are not quantized; the last two are those of experts.
-_PLAIN_TENSORS = frozenset(("weight", "bias", "gate_up_proj", "down_proj"))
+_PLAIN_TENSORS = frozenset(
+    ("weight", "bias", "e_score_correction_bias", "gate_up_proj", "down_proj")
+)
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 
 # Keys of a decoder's configuration: those that are read, and those that do not change what a head
@@ -165,6 +167,16 @@ class EagleConfig:
                 "use a checkpoint that has one"
             )
             raise ConfigError(msg)
+        for kind, other in (
+            ("multi-head latent attention", target.latent),
+            ("attention or an MLP alone", target.sublayers or None),
+        ):
+            if other is not None:
+                msg = (
+                    f"expected an MTP layer with keys and values for each head, and an MLP, found "
+                    f"a {target.family} with layers of {kind}; use another drafter"
+                )
+                raise ConfigError(msg)
         names = names.with_layer_of(family, stored)
         found = {names.canonical(name) for name in stored}
         attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]

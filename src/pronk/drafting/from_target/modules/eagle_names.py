@@ -71,6 +71,7 @@ class HeadNames(TensorNames):
             layer=chosen.layer,
             permuted_heads=chosen.permuted_heads,
             interleaved_experts=chosen.interleaved_experts,
+            norm_output=self.norm_output or family.norms_drafts,
         )
 
 
@@ -118,7 +119,7 @@ def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
         return replace(mtp, renames=renames)
     behind = _first_prefix(_GGUF_PROJECTION, stored)
     if behind is not None:
-        # The architectures with this layer are those of Qwen, see above.
+        # GGUF files have these names for every family, which decides about the norm of the output.
         modules = ("enorm", "hnorm", "eh_proj", "shared_head_norm")
         rest = {
             "nextn.shared_head_head.": "lm_head.",
@@ -126,7 +127,7 @@ def find_mtp_names(stored: Collection[str]) -> HeadNames | None:
             "": "layers.0.",
         }
         renames = _mtp_renames(f"{behind}nextn.", *modules)
-        return replace(mtp, renames=renames | _below(behind, rest))
+        return replace(mtp, renames=renames | _below(behind, rest), norm_output=False)
     layer = _first_prefix(_DEEPSEEK_PROJECTION, stored)
     if layer is None:
         return None
