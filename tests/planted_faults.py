@@ -341,8 +341,8 @@ _STATES = (
     Fault(
         "a layer with a recurrence and attention has no room for keys",
         "checkpoint/config.py",
-        "has_branch = recurrent is None or recurrent.parallel",
-        "has_branch = recurrent is None",
+        "recurrent is not None and not recurrent.parallel",
+        "recurrent is not None",
         "models/test_recurrence.py::test_room_for_keys",
     ),
     Fault(
