@@ -233,7 +233,7 @@ class Program(ABC):
 
     def recurrence(self, layer: Any, index: int) -> None:
         """Append the operations of a layer's recurrence, with its residual connection."""
-        self._mix(layer, index)
+        self._recurrence_outputs(layer, index)
         norm = layer.attention_output_norm
         self._add_branch(layer.mixer_out, "A", norm, layer.config, partial=False)
 
@@ -241,12 +241,12 @@ class Program(ABC):
         """Append a recurrence and attention, which read the same rows: the sum of both is added."""
         is_plain = layer.attention_output_norm is None and layer.attention_gate is None
         assert is_plain, "expected plain attention beside a recurrence"
-        self._mix(layer, index)
+        self._recurrence_outputs(layer, index)
         self._project_heads(layer, index)
         self._add_branch(layer.mixer_out, "A", None, layer.config, partial=False)
         self._attend_heads(layer, index)
 
-    def _mix(self, layer: Any, index: int) -> None:
+    def _recurrence_outputs(self, layer: Any, index: int) -> None:
         """Append ``A``: the gated outputs of a layer's recurrence, normed if it has a norm."""
         self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
         self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
