@@ -149,6 +149,34 @@ _CACHE = (
         "kernels/test_experts.py",
     ),
     Fault(
+        "the number that a family adds to the sum of experts' weights is lost",
+        "models/kernel_program.py",
+        "        op.eps = mixture.epsilon\n",
+        "",
+        "kernels/test_experts.py",
+    ),
+    Fault(
+        "all heads of a token have the gate of the first head",
+        "models/kernel_program.py",
+        "        op.heads = heads\n",
+        "        op.heads = 1\n",
+        "kernels/test_gates.py",
+    ),
+    Fault(
+        "a layer that is an MLP alone has keys in the cache",
+        "checkpoint/config.py",
+        '        if self.sublayers_of(layer) == "mlp":\n            return "an MLP alone"\n',
+        "",
+        "models/test_nemotron.py",
+    ),
+    Fault(
+        "layers without experts of a GGUF file have some",
+        "models/gguf_reader.py",
+        "            layers=tuple(layer >= num_dense for layer in range(num_layers)),\n",
+        "            layers=(True,) * num_layers,\n",
+        "models/families/test_glm.py::test_an_mtp_head_of_a_file_is_not_used",
+    ),
+    Fault(
         "the scaling factor of a router is lost",
         "models/kernel_program.py",
         "        op.scale = mixture.scale\n",
@@ -313,8 +341,8 @@ _STATES = (
     Fault(
         "a layer with a recurrence and attention has no room for keys",
         "checkpoint/config.py",
-        "has_branch = recurrent is None or recurrent.parallel",
-        "has_branch = recurrent is None",
+        "recurrent is not None and not recurrent.parallel",
+        "recurrent is not None",
         "models/test_recurrence.py::test_room_for_keys",
     ),
     Fault(

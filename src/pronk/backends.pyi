@@ -49,7 +49,7 @@ from pronk.models.model_runner import ForwardResult as ForwardResult
 from pronk.models.model_runner import ModelRunner as ModelRunner
 from pronk.models.program import HeadNorms as HeadNorms
 from pronk.models.program import KVSource as KVSource
-from pronk.models.program import OutputRange as OutputRange
+from pronk.models.program import LinearOutput as LinearOutput
 from pronk.models.program import Program as Program
-from pronk.models.program import output_range as output_range
+from pronk.models.program import linear_output as linear_output
 from pronk.models.split import TensorSplit as TensorSplit

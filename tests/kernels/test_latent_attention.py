@@ -36,7 +36,7 @@ SIZES = {
     "DeepSeek-V2-Lite": (2, LatentConfig(512, 64, 128, 128)),
 }
 HIDDEN = 40
-LENGTH = 90
+LENGTH = 80
 NAN = float("nan")
 
 
@@ -194,7 +194,7 @@ def test_outputs_are_those_of_a_slow_loop(
     assert np.abs(expected - x.astype(np.float64)).max() > 0.3 * scale
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", ["several tiles", "odd sizes"])
 @EVERY
 def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: str) -> None:
     before = num_threads()
@@ -205,7 +205,7 @@ def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: 
             set_threads(1, 1)
             alone = made.read(x, [1] * LENGTH)
             set_threads(threads, threads)
-            for chunks in ([LENGTH], [2, 3, LENGTH - 5], [17] * 5 + [5]):
+            for chunks in ([LENGTH], [2, 3, LENGTH - 5], [17] * 4 + [12]):
                 assert same(made.read(x, chunks), alone)
             in_tree_and_batch(made, x, alone)
         finally:

@@ -35,8 +35,10 @@ from quantized_formats import FORMATS, write_quantized
 
 MODELS = Path(__file__).parents[2] / "models"
 _WORKER = Path(__file__).parents[1] / "loading_worker.py"
-_FAMILIES = [name for name in SUPPORTED if name not in ("mimo", "qwen3_5", "qwen3_5_moe")]
-_MULTIMODAL = ("gemma3", "gemma4", "mistral3")
+# Transformers lacks MiMo, and the other names are those of images and text.
+_NOT_WRITTEN = ("mimo", "gemma4", "qwen3_5", "qwen3_5_moe")
+_FAMILIES = [name for name in SUPPORTED if name not in _NOT_WRITTEN]
+_MULTIMODAL = ("gemma3", "mistral3")
 _DEFAULTS = [get_family(name).defaults for name in _FAMILIES if name not in _MULTIMODAL]
 # Keys of config.json that the families read, and that most files lack.
 _CONFIG_KEYS = (

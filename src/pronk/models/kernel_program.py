@@ -27,7 +27,7 @@ from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import PackedMatrix, describe_blocks
 from pronk.models.forward_batch import ForwardBatch
 from pronk.models.linear import Experts, StackedLinear
-from pronk.models.program import HeadNorms, KVSource, OutputRange, Program, output_range
+from pronk.models.program import HeadNorms, KVSource, LinearOutput, Program, linear_output
 
 # Kinds of operations, numbered as ``pronk_kind`` in ``csrc/pronk.h``.
 (
@@ -110,7 +110,7 @@ class KernelProgram(Program):
     def layer_inputs(self, decoder: Any) -> None:
         inputs = decoder.layer_inputs
         config = decoder.config
-        scale = OutputRange(config.hidden_size**-0.5)
+        scale = LinearOutput(config.hidden_size**-0.5)
         self.linear(inputs.projection, to="B", output=scale)
         op = self._append(_LAYER_INPUTS)
         op.output = _INPUTS
@@ -247,22 +247,20 @@ class KernelProgram(Program):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        output: OutputRange | None = None,
-        columns: tuple[int, int] | None = None,
+        output: LinearOutput | None = None,
     ) -> None:
         if isinstance(linear, StackedLinear):
             assert norm is not None or source != "stream", "expected an input"
-            first, width = columns or (0, linear.out_features)
+            whole = output or linear_output(linear)
+            first, width = whole.columns or (0, linear.out_features)
             for part in linear.parts:
-                op = self._linear(part, norm, activation, source, to, output)
-                op.first_column = first
-                op.columns = width
+                placed = whole._replace(columns=(first, width))
+                self._linear(part, norm, activation, source, to, placed)
                 first += part.out_features
             return
         op = self._linear(linear, norm, activation, source, to, output)
         op.residual = int(residual)
         op.wanted = int(only_logits_rows)
-        op.first_column, op.columns = columns or (0, 0)
 
     def _linear(
         self,
@@ -271,11 +269,12 @@ class KernelProgram(Program):
         activation: str | None,
         source: str,
         to: str,
-        output: OutputRange | None,
+        output: LinearOutput | None,
     ) -> COp:
         op = self._append(_LINEAR)
-        op.scale, op.cap, layer_input = output or output_range(linear)
+        op.scale, op.cap, layer_input, columns = output or linear_output(linear)
         op.layer_input = 0 if layer_input is None else layer_input + 1
+        op.first_column, op.columns = columns or (0, 0)
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
         op.activation = _ACTIVATIONS[activation]

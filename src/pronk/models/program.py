@@ -105,13 +105,16 @@ from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.models.forward_batch import ForwardBatch
 
 
-class OutputRange(NamedTuple):
-    """Factors and soft cap of a linear layer's outputs."""
+class LinearOutput(NamedTuple):
+    """Factors of a linear layer's outputs, and the place that they are written to."""
 
     scale: float = 1.0
     cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
     # Layer (from 0) whose inputs the activated outputs are multiplied by; ``None``: none.
     layer_input: int | None = None
+    # ``(i, n)``: the rows of the output, buffer ``A`` or ``B``, have ``n`` elements, of which those
+    # from ``i`` on are written; ``None``: the outputs are the row.
+    columns: tuple[int, int] | None = None
 
 
 class HeadNorms(NamedTuple):
@@ -216,8 +219,11 @@ class Program(ABC):
             norm = None
         num_queries = layer.q_b.out_features
         width = num_queries + layer.kv_a.out_features
-        self.linear(layer.q_b, norm=norm, source=source, to="B", columns=(0, width))
-        self.linear(layer.kv_a, norm=layer.attention_norm, to="B", columns=(num_queries, width))
+        self.linear(
+            layer.q_b, norm=norm, source=source, to="B", output=LinearOutput(columns=(0, width))
+        )
+        latents = LinearOutput(columns=(num_queries, width))
+        self.linear(layer.kv_a, norm=layer.attention_norm, to="B", output=latents)
         self.per_head(layer.k_b, source="B", width=width, to="A")
         self.latent(layer.kv_a_norm, config, kv)
         self.attend(config, kv)
@@ -233,7 +239,7 @@ class Program(ABC):
 
     def recurrence(self, layer: Any, index: int) -> None:
         """Append the operations of a layer's recurrence, with its residual connection."""
-        self._mix(layer, index)
+        self._recurrence_outputs(layer, index)
         norm = layer.attention_output_norm
         self._add_branch(layer.mixer_out, "A", norm, layer.config, partial=False)
 
@@ -241,12 +247,12 @@ class Program(ABC):
         """Append a recurrence and attention, which read the same rows: the sum of both is added."""
         is_plain = layer.attention_output_norm is None and layer.attention_gate is None
         assert is_plain, "expected plain attention beside a recurrence"
-        self._mix(layer, index)
+        self._recurrence_outputs(layer, index)
         self._project_heads(layer, index)
         self._add_branch(layer.mixer_out, "A", None, layer.config, partial=False)
         self._attend_heads(layer, index)
 
-    def _mix(self, layer: Any, index: int) -> None:
+    def _recurrence_outputs(self, layer: Any, index: int) -> None:
         """Append ``A``: the gated outputs of a layer's recurrence, normed if it has a norm."""
         self.linear(layer.mixer_in, norm=layer.attention_norm, to="B")
         self.linear(layer.mixer_gates, norm=layer.attention_norm, to="scores")
@@ -300,7 +306,7 @@ class Program(ABC):
 
         ``index`` is the number (from 0) of the layer.
         """
-        factors = OutputRange(layer_input=index)
+        factors = LinearOutput(layer_input=index)
         activation = layer.config.activation
         self.linear(layer.input_gate, activation=activation, to="A", output=factors)
         self.linear(layer.input_projection, source="A", to="B")
@@ -320,7 +326,7 @@ class Program(ABC):
                 source=source,
                 to="logits" if partial else "stream",
                 residual=not partial,
-                output=OutputRange(scale),
+                output=LinearOutput(scale),
             )
             return
         assert not partial, "expected no norm after a sum over processes"
@@ -465,8 +471,7 @@ class Program(ABC):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        output: OutputRange | None = None,
-        columns: tuple[int, int] | None = None,
+        output: LinearOutput | None = None,
     ) -> None:
         """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
 
@@ -476,10 +481,8 @@ class Program(ABC):
         ``"logits"``. ``linear`` may be :class:`~pronk.models.linear.Experts`, of which each row
         uses those of the last :meth:`route`. With ``only_logits_rows``, only the rows of
         :attr:`ForwardBatch.logits_rows` are computed. A gated layer yields ``activation(gate)
-        · up``. ``scale``, the soft cap and the inputs of a layer that the activated outputs are
-        multiplied by are those of ``output``, by default scale and cap of ``linear``. With
-        ``columns=(i, n)``, the rows of ``to``, buffer ``A`` or ``B``, have ``n`` elements, of which
-        those from ``i`` on are written.
+        · up``. ``output`` has the factors and the place of the outputs, by default the scale and
+        the cap of ``linear``.
         """
 
     @abstractmethod
@@ -541,6 +544,6 @@ class Program(ABC):
         """
 
 
-def output_range(linear: Any) -> OutputRange:
+def linear_output(linear: Any) -> LinearOutput:
     """Return the scale and the soft cap of a linear layer's outputs; by default 1 and no cap."""
-    return OutputRange(getattr(linear, "scale", 1.0), getattr(linear, "cap", None) or 0.0)
+    return LinearOutput(getattr(linear, "scale", 1.0), getattr(linear, "cap", None) or 0.0)

@@ -31,7 +31,7 @@ from pronk.backends import (
     ForwardBatch,
     LayerExecutor,
     LayersResult,
-    OutputRange,
+    LinearOutput,
     PackedMatrix,
     PagedCache,
     Program,
@@ -280,7 +280,7 @@ class TensorParallelExecutor(LayerExecutor):
             elif stage == "keep":
                 program.store_feature(index + 1)
             else:
-                output = OutputRange(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
+                output = LinearOutput(decoder.config.logits_scale, decoder.config.logits_cap or 0.0)
                 program.linear(
                     self._own_head,
                     norm=decoder.norm,

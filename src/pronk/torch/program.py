@@ -15,12 +15,12 @@ from pronk.backends import (
     ForwardBatch,
     HeadNorms,
     KVSource,
+    LinearOutput,
     MixtureConfig,
     ModelConfig,
-    OutputRange,
     PagedCache,
     Program,
-    output_range,
+    linear_output,
 )
 from pronk.base.arrays import Array, DType
 from pronk.torch.cache import TorchCache, TorchPass, attend_rows, path_slots, visible_keys
@@ -232,7 +232,7 @@ class TorchProgram(Program):
     def layer_inputs(self, decoder: Any) -> None:
         inputs = decoder.layer_inputs
         config = decoder.config
-        self.linear(inputs.projection, to="B", output=OutputRange(config.hidden_size**-0.5))
+        self.linear(inputs.projection, to="B", output=LinearOutput(config.hidden_size**-0.5))
         size = config.layer_input_size
         scale = float(np.asarray(size**0.5).astype(self.dtype))
         normalize = self._norm(inputs.norm)
@@ -265,11 +265,10 @@ class TorchProgram(Program):
         to: str = "stream",
         residual: bool = False,
         only_logits_rows: bool = False,
-        output: OutputRange | None = None,
-        columns: tuple[int, int] | None = None,
+        output: LinearOutput | None = None,
     ) -> None:
+        factor, limit, layer_input, columns = output or linear_output(linear)
         assert columns is None, "expected no latent attention"
-        factor, limit, layer_input = output or output_range(linear)
         normalize = self._norm(norm)
         multiply = self._mix_experts if isinstance(linear, Experts) else _multiply_activated
         activate = ACTIVATIONS[activation]
