@@ -339,7 +339,10 @@ class Nemotron(Mamba):
     def keys(self) -> dict[str, Any]:
         """Return the metadata of the file, without the prefix of the architecture."""
         widths = [self.width if kind == "-" else 0 for kind in self.pattern]
-        return super().keys() | {"feed_forward_length": widths}
+        return super().keys() | {
+            "feed_forward_length": widths,
+            "attention.layer_norm_epsilon": 1e-5,
+        }
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer (from 0) has attention."""
