@@ -485,16 +485,22 @@ def test_damaged_blocks(
 
 
 @pytest.mark.parametrize(
-    ("family", "tensor", "found"),
+    ("family", "overrides", "tensor", "found"),
     [
-        ("deepseek_v2", "model.layers.3.eh_proj.weight", "multi-head latent attention"),
-        ("nemotron_h", "mtp.layers.0.norm.weight", "attention or an MLP alone"),
+        ("deepseek_v2", {}, "model.layers.3.eh_proj.weight", "multi-head latent attention"),
+        ("nemotron_h", {}, "mtp.layers.0.norm.weight", "attention or an MLP alone"),
+        ("bamba", {"attn_layer_indices": []}, "mtp.layers.0.norm.weight", "a recurrence alone"),
     ],
 )
 def test_blocks_of_other_kinds_are_refused(
-    family: str, tensor: str, found: str, checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str,
+    overrides: dict[str, Any],
+    tensor: str,
+    found: str,
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
 ) -> None:
-    folder = Path(shutil.copytree(checkpoint(family), tmp_path / "model"))
+    folder = Path(shutil.copytree(checkpoint(family, **overrides), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {tensor: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
     engine = open_model(folder)
