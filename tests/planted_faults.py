@@ -135,6 +135,13 @@ _CACHE = (
         "engine/test_adapters.py",
     ),
     Fault(
+        "adapters lack the factors of the weights that they are added to",
+        "models/adapters.py",
+        "            scaled = taken if place.factor == 1.0 else taken * np.float32(place.factor)\n",
+        "            scaled = taken\n",
+        "models/test_adapters.py",
+    ),
+    Fault(
         "the correction of a router also changes the weights of experts",
         "torch/program.py",
         "        weights = taken.sigmoid()\n",

@@ -119,6 +119,12 @@ class ConfigReader:
         )
         return _ACTIVATIONS[name]
 
+    def require_silu(self, key: str) -> None:
+        """Refuse another activation than SiLU, that of the convolutions of recurrent layers."""
+        if self.activation(key, "silu") != "silu":
+            found = self.get(key)
+            refuse_config(f"{key}: expected silu with recurrent layers, found {found}")
+
     def dtype(self) -> str:
         """Return the data type of the weights: ``float32``, ``float16`` or ``bfloat16``."""
         name = str(self.get("dtype", self.get("torch_dtype", "float32"))).removeprefix("torch.")
@@ -223,8 +229,9 @@ class ConfigReader:
         """Return Mamba 2 in the layers for which ``layers`` is true; ``inner`` is its inner size.
 
         A config with limits of ``dt`` is refused (:class:`~pronk.checkpoint.config.
-        RecurrentConfig`), and so are biases of the projections.
+        RecurrentConfig`), and so are biases of the projections and other activations than SiLU.
         """
+        self.require_silu("hidden_act")
         heads = self.integer("mamba_n_heads")
         groups = self.integer("mamba_n_groups", 1)
         stated = self.get("mamba_d_head", "auto")

@@ -62,6 +62,10 @@ class TensorNames:
         """Return the name of a tensor without ``prefix``, and without that of a language model."""
         return _LANGUAGE_MODEL.sub("", name).removeprefix(self.prefix)
 
+    def in_file(self, name: str) -> str:
+        """Return a name that :meth:`canonical` returns as messages show it to the user."""
+        return name
+
 
 LLAMA_LAYER: dict[str, tuple[str, ...]] = {
     "attention_norm": ("input_layernorm",),

@@ -182,7 +182,7 @@ class Mtp(Eagle3):
 
         llama.cpp's converter also writes the head alone, to a file ``mtp-*.gguf``. Such a file
         beside a GGUF file is used if it is of the target's architecture; of several, the first one
-        by name.
+        by name. A file that cannot be read is left out with a warning.
         """
         folder = target.folder
         if folder is None:
@@ -195,9 +195,13 @@ class Mtp(Eagle3):
             return None
         architecture = describe_architecture(target.decoder.config)
         for file in sorted(folder.parent.glob(MTP_FILES)):
-            with suppress(PronkError):
-                if describe_architecture(read_config(file)) == architecture:
-                    return file
+            try:
+                found = describe_architecture(read_config(file))
+            except PronkError as error:
+                warnings.warn(f"{self.name}: head left out: {error}", stacklevel=2)
+                continue
+            if found == architecture:
+                return file
         return None
 
 

@@ -167,11 +167,13 @@ class EagleConfig:
                 "use a checkpoint that has one"
             )
             raise ConfigError(msg)
-        for kind, other in (
-            ("multi-head latent attention", target.latent),
-            ("attention or an MLP alone", target.sublayers or None),
+        attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]
+        for kind, is_other in (
+            ("multi-head latent attention", target.latent is not None),
+            ("attention or an MLP alone", bool(target.sublayers)),
+            ("a recurrence alone", not attention),
         ):
-            if other is not None:
+            if is_other:
                 msg = (
                     f"expected an MTP layer with keys and values for each head, and an MLP, found "
                     f"a {target.family} with layers of {kind}; use another drafter"
@@ -179,7 +181,6 @@ class EagleConfig:
                 raise ConfigError(msg)
         names = names.with_layer_of(family, stored)
         found = {names.canonical(name) for name in stored}
-        attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]
         like = target.for_context(None).layers_like(attention[-1])
         own = {name for name in found if not names.ignored.fullmatch(name)}
         # Quantized checkpoints may have a head that is not quantized, also without saying so.
