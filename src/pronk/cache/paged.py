@@ -457,8 +457,8 @@ class PagedCache:
     def rollback(self, block_table: BlockTable, length: int) -> int:
         """Drop all tokens after the first ``length``; the blocks stay allocated.
 
-        Return the number of tokens that are left: ``length``, or 0 if states of recurrent layers
-        have taken over later tokens.
+        Return the number of tokens that need not be computed again: ``length``, or 0 if the states
+        of recurrent layers include a dropped token (:meth:`StatePool.rollback`).
         """
         if self.states is not None:
             length = self.states.rollback(block_table, length)

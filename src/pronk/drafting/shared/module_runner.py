@@ -120,7 +120,7 @@ class ModuleRunner:
     def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
         """Drop the last committed row, so that it is run again, and :meth:`reserve` slots.
 
-        The output of this row gives the first draft token. Return False if the pool is full, no
+        ``extra_rows`` is that of :meth:`reserve`. The output of this row gives the first draft token. Return False if the pool is full, no
         draft token is allowed, or the target has no hidden state of the row.
         """
         num_rows = context.block_table.length
