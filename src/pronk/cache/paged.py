@@ -174,7 +174,10 @@ class PagedCache:
         self._on_pool_change()
 
     def resize_states(self, counts: StateCounts) -> None:
-        """Replace the states of recurrent layers by other numbers of them; none may be in use."""
+        """Change the numbers of states of recurrent layers; no request may have a state.
+
+        All states and checkpoints are dropped.
+        """
         self.states = StatePool(self.config, counts, self.block_size, self.poison)
         self.version += 1
         if self.prefix_cache is not None:

@@ -212,9 +212,10 @@ class StatePool:
         table.c_length.value = block_table.length
 
     def fork(self, block_table: BlockTable, forked: BlockTable) -> bool:
-        """Give a table with the first tokens of another one the state after these tokens.
+        """Give ``forked`` the state of its text, which is the beginning of another table's text.
 
-        Return False if there is no copy of it, or no free state.
+        Return False if ``block_table`` has no copy of the state after these tokens
+        (``StateTable.fork_at``), or if no state is free.
         """
         table = block_table.states
         if table is None or not self.has_free_state:

@@ -115,7 +115,7 @@ class DrafterRecord:
 
     @property
     def start(self) -> float:
-        """Expected seconds of a chain in addition to prefill and those per draft token."""
+        """Expected fixed seconds of a chain: without its prefill and its draft tokens."""
         return usual(self.starts) if self.starts else 0.0
 
 
@@ -166,7 +166,10 @@ class Ledger:
         return self.allowance / self.num_drafting
 
     def begin_step(self, costs: StepCosts | None, num_drafting: int) -> None:
-        """Begin a step of these costs, in which ``num_drafting`` requests may draft."""
+        """Begin a step in which ``num_drafting`` requests may draft.
+
+        ``costs`` are the costs of the step's forward pass; ``None``: they are not known.
+        """
         self.costs = costs
         self.num_drafting = max(1, num_drafting)
 

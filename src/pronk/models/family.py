@@ -59,7 +59,10 @@ class TensorNames:
     ignored: re.Pattern[str] = re.compile(r"(?!)")
 
     def canonical(self, name: str) -> str:
-        """Return the name of a tensor without ``prefix``, and without that of a language model."""
+        """Return the name of a tensor without the family's ``prefix``.
+
+        In multimodal models, ``language_model.`` before the name is removed, too.
+        """
         return _LANGUAGE_MODEL.sub("", name).removeprefix(self.prefix)
 
 
