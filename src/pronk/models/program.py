@@ -345,8 +345,9 @@ class Program(ABC):
     ) -> None:
         """Append ``stream = norm(scale · token embeddings (+ learned position embeddings))``.
 
-        With ``part=(i, n)``, the result is part ``i``, from 0, of the rows of ``A``, which are
-        ``n`` times as wide as the stream. With ``zero_first``, the row of a text's first token is
+        The scale is ``config.embedding_scale`` of ``decoder``. With ``part=(i, n)``, the result is
+        written to the buffer ``A`` instead, whose rows are ``n`` times as wide as the stream: it is
+        part ``i``, from 0, of each row. With ``zero_first``, the row of a text's first token is
         zero.
         """
 
