@@ -368,7 +368,7 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 class FixedCosts(NamedTuple):
-    """Arguments of :class:`.CostModel` that follow from the model."""
+    """Arguments of :class:`.CostModel` that follow from the model; see there for their units."""
 
     experts: float = 0.0
     overlap: float = 1.0

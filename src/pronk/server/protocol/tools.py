@@ -470,5 +470,11 @@ def _function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tool_call(ident: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    """Return a tool call in the form of ``/v1/chat/completions`` and of chat templates."""
+    """Return a tool call in the form of ``/v1/chat/completions`` and of chat templates.
+
+    Args:
+        ident: id of the call.
+        name: name of the function.
+        arguments: the arguments as JSON text.
+    """
     return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
