@@ -168,7 +168,7 @@ class InitialModel:
     1``, no heads are used.
     """
 
-    name: str
+    name: str  # the model, as the user wrote it
     folder: Path
     config: ModelConfig
     tokenizer: Tokenizer

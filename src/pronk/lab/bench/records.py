@@ -89,7 +89,7 @@ class PassTime:
 class Skip:
     """A prompt that is not measured, and the reason."""
 
-    id: str
+    id: str  # id of the prompt
     task: str
     reason: str
 

@@ -235,6 +235,7 @@ class ToolUse:
     """Tools of a request and the calls that its answer may or must have."""
 
     functions: Sequence[Function] = ()
+    # Whether the answer has no calls, may have calls, or must have one, as in OpenAI's API.
     choice: Literal["none", "auto", "required"] = "auto"
     name: str | None = None  # name of the tool that the answer must call, exactly once
     # Whether the answer may have several calls; None if the request does not say.

@@ -108,8 +108,8 @@ class Collection:
 
     pools: list[Pool]
     origins: list[OriginRecord]
-    duplicates: int = 0
-    excluded: int = 0
+    duplicates: int = 0  # number of documents left out as exact copies of others
+    excluded: int = 0  # number of documents left out because they share text with excluded prompts
 
 
 def collect(
