@@ -535,7 +535,7 @@ class ModelConfig:
         Its ``count`` layers are plain (:attr:`is_plain`). ``sizes`` are values of other fields.
         """
         like = self.layers_like(layer, count, **sizes)
-        return replace(like, rope=like.rope or self.rope, **_PLAIN_VALUES)
+        return replace(like, rope=like.rope or self.rope, weight_factors={}, **_PLAIN_VALUES)
 
     @property
     def is_plain(self) -> bool:

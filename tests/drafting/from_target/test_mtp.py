@@ -505,9 +505,12 @@ def test_blocks_of_other_kinds_are_refused(
     save_file(tensors | {tensor: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
     engine = open_model(folder)
     message = f"expected an MTP layer with keys and values .* with layers of {found}; use another"
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(OptionError, match=message) as caught:
         make_drafter("mtp").bind(engine.target)
     assert "\n" not in str(caught.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is damaged
+        assert make_drafter("auto(bundled=False)").bind(engine.target).parts
 
 
 def test_a_block_with_deepseeks_names(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_values_of_falcon_h1() -> None:
     assert config.weight_factors["mixer_in"] == (2.0, 1.5, 1.0, 0.5)
     assert config.weight_factors["mixer_gates"] == (2.5,)
     assert config.weight_factors["qkv"] == (2.0, 0.5, 2.0)
+    # A drafter has weights of its own.
+    assert not config.plain_layers(0).weight_factors
 
 
 @pytest.mark.parametrize(

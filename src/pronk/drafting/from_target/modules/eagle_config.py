@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pronk.base.checks import check_flag, check_integer
-from pronk.base.errors import ConfigError
+from pronk.base.errors import ConfigError, OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting.from_target.modules.eagle_names import EAGLE_NAMES, HeadNames, find_mtp_names
@@ -165,6 +165,7 @@ class EagleConfig:
 
         Raises:
             ConfigError: there is no MTP head among the tensors.
+            OptionError: the target's layers are of a kind that no head has.
         """
         names = find_mtp_names(stored)
         if names is None:
@@ -184,7 +185,7 @@ class EagleConfig:
                     f"expected an MTP layer with keys and values for each head, and an MLP, found "
                     f"a {target.family} with layers of {kind}; use another drafter"
                 )
-                raise ConfigError(msg)
+                raise OptionError(msg)
         names = names.with_layer_of(family, stored)
         found = {names.canonical(name) for name in stored}
         like = target.for_context(None).layers_like(attention[-1])
