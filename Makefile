@@ -40,9 +40,18 @@ demo: $(INSTALLED)
 
 # mypy has one thread: meanwhile the compiler builds what the sanitizers test.
 test: $(INSTALLED_DEV)
-	@$(MAKE) --jobs=2 lint $(SANITIZED)
+	@$(MAKE) --jobs=2 lint $(SANITIZED) $(REWRITTEN)
 	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 	@$(MAKE) sanitize
+
+# pytest rewrites the asserts of all test files when it first imports them, which takes 10 s of processor time. In a new
+# clone one process does it, and stores the bytecode; otherwise each process of the tests would. Errors are those of the
+# tests' own run.
+REWRITTEN := build/.rewritten
+$(REWRITTEN): | $(INSTALLED_DEV)
+	@mkdir -p $(@D)
+	@$(PY) -m pytest --collect-only >/dev/null 2>&1 || true
+	@touch $@
 
 lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .

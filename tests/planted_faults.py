@@ -530,8 +530,8 @@ _DRAFTERS = (
     Fault(
         "verify takes other texts of equal tokens for equal",
         "lab/verification/equality.py",
-        "        if plain.text != other.text:\n",
-        "        if plain.text is None:\n",
+        "    if plain.text != other.text:\n",
+        "    if plain.text is None:\n",
         "lab/verification/test_defects.py",
     ),
 )

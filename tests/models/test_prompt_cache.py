@@ -293,7 +293,7 @@ def test_a_full_disk(tmp_path: Path, expected: dict[int, list[int]]) -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_processes(count: int, tmp_path: Path, expected: dict[int, list[int]]) -> None:
     """Two processes at a time are killed at random moments; the next ones, and this one, read the
     right tokens.

@@ -146,9 +146,6 @@ def freed(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> Freed:
         numbers.after_slices.append(numbers.total)
         await asyncio.sleep(0)
 
-    # The model keeps the error that it has no format of tools, with the frames of the request that
-    # has raised the error.
-    client.post("/v1/chat/completions", json={"messages": [TURN], "max_tokens": 1})
     monkeypatch.setattr(RequestBody, "__del__", count, raising=False)
     monkeypatch.setattr(FairExecutor, "submit", run_at_once)
     monkeypatch.setattr(garbage, "_FREED_AT_ONCE", SLICE)

@@ -113,7 +113,15 @@ class ConfigReader:
         return dict.fromkeys(("qkv_bias", "out_bias"), self.flag("attention_bias"))
 
     def activation(self, key: str, default: str) -> Activation:
-        """Return pronk's name of the activation function that a key names."""
+        """Return pronk's name of the activation function that a key names.
+
+        Args:
+            key: the key of ``config.json``, such as ``hidden_act``.
+            default: name in ``config.json`` that applies if the key is absent.
+
+        Raises:
+            ConfigError: the function is not supported.
+        """
         name = check_choice(
             f"config.json: {key}", self.get(key, default), tuple(_ACTIVATIONS), error=ConfigError
         )

@@ -66,9 +66,10 @@ def family_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
 
 
 def choose_alternatives(names: TensorNames, stored: Sequence[str]) -> TensorNames:
-    """Return names with those of their alternatives of which all tensors are ``stored``.
+    """Replace names of layers' modules by alternatives that a checkpoint has.
 
-    ``stored`` are names of tensors without the family's prefix.
+    An alternative (``TensorNames.alternatives``) is used if all its tensors are among ``stored``,
+    the names of the checkpoint's tensors without the family's prefix.
     """
     for alternative in names.alternatives:
         wanted = [name for modules in alternative.values() for name in modules]

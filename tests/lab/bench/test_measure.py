@@ -363,7 +363,7 @@ def test_each_repeat_has_its_own_proposer() -> None:
 
     peak = SimpleNamespace(reset=lambda: None, read=lambda: None)
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
-    target = SimpleNamespace(vocabulary=None, decoder=decoder)
+    target = SimpleNamespace(tokenizer_fingerprint=None, decoder=decoder)
     engine = SimpleNamespace(runner=SimpleNamespace(communication_seconds=0.0))
     llm = SimpleNamespace(generate=generate, target=target, engine=engine, workers=1)
     method = DrafterMethod(llm, "suffix", peak)  # type: ignore[arg-type]

@@ -5,23 +5,21 @@ from typing import Any
 import pytest
 
 from engine import test_equality as equality
-from engine.test_equality import ALONE, SETTINGS_OF_READERS, matrix
+from engine.test_equality import ALONE, RAGGED, SETTINGS_OF_READERS, matrix
 from lab.drafters.cases import DRAFTERS, spec
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 
 CLOSE = ("merged with trained",)
-# Options of ragged batches that "beside each other" lacks and that read the whole text.
-OTHERS = ("penalties", "guided all", "min_tokens")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "dtype"), matrix(DRAFTERS, OTHERS, (), FLOAT32, CLOSE), ids=str
+    ("name", "options", "dtype"), matrix(DRAFTERS, RAGGED, (), FLOAT32, CLOSE), ids=str
 )
 def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     equality.test_ragged_batch(spec(name), options, dtype)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
 def test_options_beside_each_other(name: str) -> None:
     equality.test_options_beside_each_other(spec(name))
 

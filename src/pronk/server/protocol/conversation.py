@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pronk import GuideError, OptionError, Piece, PromptError, PronkError
+from pronk import GuideError, OptionError, Piece, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.answers import AnswerParser, TokenTexts
 from pronk.server.protocol.request import (
@@ -184,7 +184,7 @@ class ConversationRequest(TextRequest):
         """
         yield from self.thinking_wish().report(answers)
         dialect = answers.dialect
-        if self.tool_use.allowed_names and not isinstance(dialect, PromptError):
+        if self.tool_use.allowed_names and not isinstance(dialect, str):
             yield from self.tool_use.not_enforced(python_syntax=dialect.has_keywords)
 
     def num_logprobs(self) -> int | None:
@@ -288,8 +288,8 @@ class ConversationRequest(TextRequest):
 
     def check_tools(self, answers: AnswerFormat) -> None:
         """Raise ``ApiError`` if the request has tools and the format of calls is unknown."""
-        if self.tool_use.allowed_names and isinstance(answers.dialect, PromptError):
-            raise unsupported("tools", str(answers.dialect).removeprefix("tools: "))
+        if self.tool_use.allowed_names and isinstance(answers.dialect, str):
+            raise unsupported("tools", answers.dialect.removeprefix("tools: "))
 
 
 def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:

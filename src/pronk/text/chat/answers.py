@@ -49,12 +49,15 @@ class AnswerFormat:
         return next((row for row in REASONING_FORMATS if row.template in source), None)
 
     @cached_property
-    def dialect(self) -> ToolDialect | PromptError:
-        """Format of tool calls; or a PromptError that says why the model has no known format."""
+    def dialect(self) -> ToolDialect | str:
+        """Format of tool calls; or the reason why the model has no known format.
+
+        The reason is text: an error would keep the frames that have raised it, with their request.
+        """
         try:
             return find_tool_dialect(self.tokenizer)
         except PromptError as error:
-            return error
+            return str(error)
 
     @cached_property
     def thinking_markers(self) -> ThinkingMarkers | None:
@@ -117,8 +120,8 @@ class AnswerFormat:
         return AnswerReader(self.symbols, dialect, self.reasoning, names, opened=opened)
 
     def _dialect(self) -> ToolDialect:
-        if isinstance(self.dialect, PromptError):
-            raise self.dialect
+        if isinstance(self.dialect, str):
+            raise PromptError(self.dialect)
         return self.dialect
 
 

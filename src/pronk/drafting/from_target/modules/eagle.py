@@ -191,9 +191,10 @@ class HeadFeature:
 
     @cached_property
     def identity(self) -> str:
-        """Digest that identifies the feature's values in a cache: of the weights that compute them.
+        """Digest of the weights that compute the feature, in hexadecimal digits.
 
-        MTP's feature has only weights of the target.
+        Heads with equal digests have equal features, so that they share those in the target's
+        cache. MTP's feature is computed with weights of the target alone.
         """
         eagle, fc, fc_norm, norms = self._weights
         digest = sha256(f"{eagle.kind} {self.layers} {self._dtype} {fc.packed.format}".encode())

@@ -134,7 +134,13 @@ class EagleConfig:
             raise ConfigError(msg)
 
     def sources_of(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that the head reads of a target with ``num_layers`` layers."""
+        """Return the layers whose outputs the head reads, of a target with ``num_layers`` layers.
+
+        ``i`` is the output of the target's first ``i`` layers: 0 is the embedding.
+
+        Raises:
+            ConfigError: the head reads layers that the target does not have.
+        """
         if self.kind == "mtp":
             return (num_layers,)
         sources = default_sources(num_layers) if self.sources is None else self.sources
