@@ -13,8 +13,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import mamba_models
 from adapters import ATTENTION, LINEAR, merged_logits, write_adapter
-from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
+from checkpoints import (
+    GEMMA4_EXPERTS,
+    MakeCheckpoint,
+    load_with_transformers,
+    transformers_logits,
+)
 from covering import covering
 from gguf_files import convert
 from pronk import LLM, Completion, Proposer, SamplingParams
@@ -83,6 +89,34 @@ RECURRENT_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"targets": ("in_proj_qkvz", "in_proj_ba", "q_proj", "shared_expert_gate"), "rank": 4},
     ),
+    "multiplied weights": (
+        "falcon_h1",
+        {},
+        {"targets": (*LINEAR, "in_proj", "out_proj"), "rank": 4},
+    ),
+    "one sublayer per layer": (
+        "nemotron_h",
+        {},
+        {"targets": (*ATTENTION, "in_proj", "out_proj", "up_proj", "down_proj"), "rank": 4},
+    ),
+    "gates of heads": ("lfm3", {}, {"targets": (*ATTENTION, "g_proj", "in_proj"), "rank": 4}),
+    "names of other families": ("lfm3", {}, {"rank": 4}),
+    "inputs of layers": (
+        "gemma4_text",
+        {},
+        {"targets": (*LINEAR, "per_layer_input_gate", "per_layer_projection"), "rank": 4},
+    ),
+    "keys that are values": ("gemma4_text", GEMMA4_EXPERTS, {"rank": 4}),
+    "latent attention": (
+        "deepseek_v3",
+        {},
+        {"targets": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), "rank": 4},
+    ),
+    "latent attention, queries of rows": (
+        "deepseek_v2",
+        {"q_lora_rank": None, "attention_bias": True},
+        {"targets": ("q_proj", "kv_a_proj_with_mqa", "o_proj"), "rank": 4},
+    ),
 }
 
 
@@ -127,6 +161,18 @@ def test_adapters_of_tiled_heads_are_refused(checkpoint: MakeCheckpoint, tmp_pat
         Adapters({"a": adapter}, read_config(path))
     attention = write_adapter(tmp_path / "attention", folder)
     assert [*Adapters({"a": attention}, read_config(path))] == ["a"]
+
+
+def test_adapters_of_files_with_unknown_factors_are_refused(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """The weights in a GGUF file of Falcon-H1 are multiplied; those of its adapter are not."""
+    folder = checkpoint("falcon_h1")
+    path = mamba_models.write_gguf(folder, tmp_path / "a.gguf")
+    adapter = write_adapter(tmp_path / "adapter", folder)
+    assert [*Adapters({"a": adapter}, read_config(folder))] == ["a"]
+    with pytest.raises(CheckpointError, match="weights are multiplied by unknown factors"):
+        Adapters({"a": adapter}, read_config(path))
 
 
 def check_merged(

@@ -313,6 +313,8 @@ class ModelConfig:
         tied: whether the LM head shares the weights of the embedding.
         weight_factors: for modules of a layer that stack weights, such as ``qkv``, the factor of
             each stacked weight. The weights are multiplied when they are loaded.
+        has_folded_factors: whether the stored weights are already multiplied by such factors, which
+            the checkpoint does not have.
         dtype: data type of weights that are not quantized.
         quantization: ``quantization_config`` of config.json; ``None`` if it has none.
         name: the model's name in its files; "" if they have none.
@@ -365,6 +367,7 @@ class ModelConfig:
     logits_cap: float | None = None
     tied: bool = False
     weight_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    has_folded_factors: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"

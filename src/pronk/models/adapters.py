@@ -91,6 +91,7 @@ class _Place(NamedTuple):
     target: str
     start: int
     rows: HeadRows | None  # the outputs; ``None``: all, in order
+    factor: float  # by which the model's weight is multiplied when it is loaded
     outputs: int
     inputs: int
 
@@ -111,6 +112,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         refuse(folder, f"expected {_WEIGHTS}, found {found}; save the adapter with safetensors")
     checkpoint = Checkpoint(folder, files=[weights])
     names = get_family(config.family).names
+    if config.has_folded_factors:
+        found = "found a GGUF file whose weights are multiplied by unknown factors"
+        refuse(folder, f"expected the original model folder, {found}; use the folder")
     places = _places(config, names)
     pairs = _pairs(folder, checkpoint)
     # Leave out tensors of image encoders, as in the model's own checkpoint.
@@ -119,11 +123,11 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         for name, pair in pairs.items()
         if not names.ignored.fullmatch(names.canonical(name))
     }
-    _check_modules(folder, options, {names.canonical(name) for name in pairs}, places)
+    _check_modules(folder, options, {_canonical(names, name) for name in pairs}, places)
     modules = []
     for name, (down, up) in sorted(pairs.items()):
-        own_places = places[names.canonical(name)]
-        _, _, _, outputs, inputs = own_places[0]
+        own_places = places[_canonical(names, name)]
+        *_, outputs, inputs = own_places[0]
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, inputs)), (up, (outputs, rank))):
@@ -136,7 +140,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         second = _read(checkpoint, up) * np.float32(scale)
         for place in own_places:
             taken = second if place.rows is None else second[place.rows.order(outputs)]
-            modules.append(AdapterModule(place.target, place.start, first, taken))
+            scaled = taken * np.float32(place.factor)
+            modules.append(AdapterModule(place.target, place.start, first, scaled))
     checkpoint.release()
     digest = sha256()
     for path in (folder / _CONFIG, weights):
@@ -198,7 +203,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
-    """Return where adapters can be, by module names without the family's prefix."""
+    """Return where adapters can be, by names of transformers' modules without their prefix."""
     places: dict[str, list[_Place]] = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
@@ -210,11 +215,19 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
         for tensor in part.weight:
             shape = tensor.shape[::-1] if part.transposed else tensor.shape
             part_shape = tensor.part_shape[::-1] if part.transposed else tensor.part_shape
-            name = tensor.name.removesuffix(".weight")
-            place = _Place(part.target, start, tensor.rows, shape[0], shape[1])
+            name = names.module_name(tensor.name.removesuffix(".weight"))
+            place = _Place(part.target, start, tensor.rows, tensor.factor, shape[0], shape[1])
             places.setdefault(name, []).append(place)
             start += part_shape[0]
     return places
+
+
+def _canonical(names: TensorNames, name: str) -> str:
+    """Return the name of a module in transformers without its prefix.
+
+    The prefix is that of the checkpoint, or ``model.``: transformers renames Nemotron's.
+    """
+    return names.canonical(name).removeprefix("model.")
 
 
 def _has_tiled_heads(config: ModelConfig, layer: int, module: str) -> bool:
