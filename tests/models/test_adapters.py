@@ -15,7 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 import mamba_models
 from adapters import ATTENTION, LINEAR, merged_logits, write_adapter
-from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
+from checkpoints import (
+    GEMMA4_EXPERTS,
+    MakeCheckpoint,
+    load_with_transformers,
+    transformers_logits,
+)
 from covering import covering
 from gguf_files import convert
 from pronk import LLM, Completion, Proposer, SamplingParams
@@ -99,6 +104,24 @@ RECURRENT_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "nemotron_h",
         {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
         {"targets": ("in_proj", "out_proj", "q_proj", "o_proj", "up_proj"), "rank": 4},
+    ),
+    "gates of heads": ("lfm3", {}, {"targets": (*ATTENTION, "g_proj", "in_proj"), "rank": 4}),
+    "names of other families": ("lfm3", {}, {"rank": 4}),
+    "inputs of layers": (
+        "gemma4_text",
+        {},
+        {"targets": (*LINEAR, "per_layer_input_gate", "per_layer_projection"), "rank": 4},
+    ),
+    "keys that are values": ("gemma4_text", GEMMA4_EXPERTS, {"rank": 4}),
+    "latent attention": (
+        "deepseek_v3",
+        {},
+        {"targets": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), "rank": 4},
+    ),
+    "latent attention, queries of rows": (
+        "deepseek_v2",
+        {"q_lora_rank": None, "attention_bias": True},
+        {"targets": ("q_proj", "kv_a_proj_with_mqa", "o_proj"), "rank": 4},
     ),
 }
 

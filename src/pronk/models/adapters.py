@@ -212,7 +212,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
-    """Return where adapters can be, by module names without the family's prefix."""
+    """Return where adapters can be, by names of transformers' modules without their prefix."""
     places: dict[str, list[_Place]] = {}
     for part in plan_tensors(config, names):
         module = part.target.split(".")[2:]
@@ -224,7 +224,7 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
         for tensor in part.weight:
             shape = tensor.shape[::-1] if part.transposed else tensor.shape
             part_shape = tensor.part_shape[::-1] if part.transposed else tensor.part_shape
-            name = tensor.name.removesuffix(".weight")
+            name = names.module_name(tensor.name.removesuffix(".weight"))
             place = _Place(part.target, start, tensor.rows, shape[0], shape[1], tensor.factor)
             places.setdefault(name, []).append(place)
             start += part_shape[0]

@@ -311,7 +311,8 @@ def llama_like(
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim", hidden // heads)
-    if keys.get("head_dim") is None and hidden % heads:
+    is_given = keys.get("head_dim") is not None or "head_dim" in features
+    if hidden % heads and not is_given:
         refuse_config(
             f"expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
         )

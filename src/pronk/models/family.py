@@ -55,6 +55,9 @@ class TensorNames:
     log_decay: bool = False
     # Modules whose tensor has the module's name, without ``.weight``: some norms in GGUF files.
     bare_norms: tuple[str, ...] = ()
+    # Last parts of the names of modules in transformers that differ from the checkpoint's, by the
+    # checkpoint's. Adapters have transformers' names.
+    modules: Mapping[str, str] = field(default_factory=dict)
     # pattern of the names of tensors that are not used; by default none
     ignored: re.Pattern[str] = re.compile(r"(?!)")
 
@@ -68,6 +71,11 @@ class TensorNames:
     def in_file(self, name: str) -> str:
         """Return a name that :meth:`canonical` returns as messages show it to the user."""
         return name
+
+    def module_name(self, name: str) -> str:
+        """Return the name of a module in transformers, for its name in a checkpoint."""
+        parent, _, last = name.rpartition(".")
+        return f"{parent}.{self.modules.get(last, last)}"
 
 
 LLAMA_LAYER: dict[str, tuple[str, ...]] = {

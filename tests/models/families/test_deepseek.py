@@ -64,6 +64,14 @@ def test_values_of_config_json() -> None:
     assert latent.query_rank == 32
 
 
+def test_sizes_of_heads_do_not_follow_from_the_hidden_size() -> None:
+    """GLM-4.7-Flash has 20 heads and a hidden size of 2,048, which 20 does not divide."""
+    raw = {"model_type": "glm4_moe_lite", "hidden_size": 2048, "num_attention_heads": 20}
+    config = parse(**raw)
+    assert config.latent == LatentConfig(512, 64, 192, 256, query_rank=768)
+    assert (config.num_heads, config.head_dim) == (20, 576)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
     from transformers import AutoConfig

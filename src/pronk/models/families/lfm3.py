@@ -63,6 +63,7 @@ FAMILIES = (
                 "mlp_output_norm": ("post_ffn_norm",),
             },
             norm="embedding_norm",
+            modules={"gate_proj": "g_proj"},
         ),
         defaults={
             "head_dim": 128,
