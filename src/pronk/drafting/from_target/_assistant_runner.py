@@ -20,7 +20,7 @@ import numpy as np
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.drafting.from_target.modules.final_state import FinalState
-from pronk.drafting.from_target.modules.gemma4_assistant import Gemma4Assistant
+from pronk.drafting.from_target.modules.gemma4_assistant import AssistantDecoder
 from pronk.drafting.proposer import DraftContext
 from pronk.drafting.shared.chain import Chain, DraftLogits, draft_chains
 from pronk.drafting.target import Target
@@ -53,7 +53,7 @@ class AssistantRunner:
     ``OptionError`` if there is no memory for the states.
     """
 
-    def __init__(self, target: Target, assistant: Gemma4Assistant) -> None:
+    def __init__(self, target: Target, assistant: AssistantDecoder) -> None:
         self.target = target
         self.assistant = assistant
         self.feature = FinalState(target.decoder, target.cache.dtype)

@@ -151,6 +151,9 @@ class AssistantConfig:
 def _parse_layers(keys: ConfigReader) -> ModelConfig:
     """Return the decoder's sizes, for layers with keys of their own."""
     text = keys.mapping("text_config")
+    model_type = text.get("model_type", "gemma4_text")
+    if model_type != "gemma4_text":
+        refuse_config(f"text_config: model_type: expected gemma4_text, found {model_type!r:.40}")
     num_layers = text.get("num_hidden_layers")
     num_shared = text.get("num_kv_shared_layers") or num_layers
     if num_shared != num_layers:
@@ -164,7 +167,7 @@ def _parse_layers(keys: ConfigReader) -> ModelConfig:
         "tie_word_embeddings": True,
         "vocab_size_per_layer_input": None,
     }
-    layers = parse_config({"model_type": "gemma4_text", **inherited, **text, **own})
+    layers = parse_config({**inherited, **text, "model_type": model_type, **own})
     for key, is_used in (
         ("hidden_size_per_layer_input", layers.layer_input_size > 0),
         ("enable_moe_block", layers.mixture is not None),
@@ -177,7 +180,7 @@ def _parse_layers(keys: ConfigReader) -> ModelConfig:
     return replace(layers, logits_cap=None)  # the logits of an assistant have no soft cap
 
 
-class Gemma4Assistant(Decoder):
+class AssistantDecoder(Decoder):
     """The weights of an assistant; :mod:`.gemma4_assistant` has the formulas.
 
     Attributes:
@@ -249,7 +252,7 @@ def read_assistant_config(folder: Path, target: ModelConfig) -> AssistantConfig:
 
 def load_assistant(
     folder: Path, config: AssistantConfig, backend: Backend, weights: str
-) -> Gemma4Assistant:
+) -> AssistantDecoder:
     """Load an assistant.
 
     Args:
@@ -264,7 +267,7 @@ def load_assistant(
         OptionError: ``weights`` needs kernels.
     """
     checkpoint = open_checkpoint(folder)
-    assistant = Gemma4Assistant(config, backend)
+    assistant = AssistantDecoder(config, backend)
     names = get_family("gemma4_text").names
     # the numbers of tokens are no weights
     ignored = f"{names.ignored.pattern}|{re.escape(_CLUSTERS)}"
