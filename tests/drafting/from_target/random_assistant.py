@@ -41,8 +41,9 @@ _FOR_GEMMA4: dict[str, Any] = _SIZES | {
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
-# For ``tiny_models.tiny_decoder``, whose layers have full attention.
-_FOR_TINY: dict[str, Any] = _SIZES | {
+# For models whose layers have full attention and plain rotations, such as
+# ``tiny_models.tiny_decoder``.
+_FOR_LLAMA: dict[str, Any] = _SIZES | {
     "vocab_size": VOCAB,
     "num_hidden_layers": 2,
     "num_kv_shared_layers": 2,
@@ -94,15 +95,20 @@ def write_for_gemma4(folder: Path, width: int, *, clusters: int = 0) -> Path:
     return folder
 
 
+def write_for_llama(folder: Path, vocab: int, width: int, *, clusters: int = 0) -> Path:
+    """Write an assistant for a model with heads of 16 elements; return the folder."""
+    sizes = _FOR_LLAMA | {"vocab_size": vocab}
+    random_assistant(sizes, width, clusters=clusters).save_pretrained(folder)
+    return folder
+
+
 @cache
 def random_folder(clusters: int = 0) -> str:
     """Return the folder of an assistant for ``tiny_models.tiny_decoder``, written once.
 
     With ``clusters`` (131 is a prime), its head has two stages.
     """
-    folder = CHECKPOINTS / f"assistant-{clusters}"
-    random_assistant(_FOR_TINY, 64, clusters=clusters).save_pretrained(folder)
-    return str(folder)
+    return str(write_for_llama(CHECKPOINTS / f"assistant-{clusters}", VOCAB, 64, clusters=clusters))
 
 
 def spec(clusters: int = 0, **options: object) -> str:
@@ -118,7 +124,7 @@ def copying_folder(clusters: int = 0) -> str:
     Its layers add nothing to the embedding of the row's token; norm and head are the target's.
     """
     target = bigram_module()
-    model = random_assistant(_FOR_TINY | {"hidden_size": 64}, 64, clusters=clusters)
+    model = random_assistant(_FOR_LLAMA | {"hidden_size": 64}, 64, clusters=clusters)
     eye = torch.eye(64)
     with torch.no_grad():
         for layer in model.model.layers:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import MakeCheckpoint
+from covering import covering
 from drafting.drafting import Watched, assert_plain, sampler_at, text
 from drafting.from_target.random_assistant import (
     AssistantOracle,
@@ -73,17 +74,22 @@ def two_stages(pairs: dict[str, Pair]) -> Pair:
     return pairs["two stages"]
 
 
-def decode(
-    engine: Engine, drafter: Proposer[Any], prompts: list[list[int]], **options: Any
+def make_requests(
+    prompts: list[list[int]], drafter: Proposer[Any] | None = None, **options: Any
 ) -> list[Request]:
-    """Decode prompts in one batch; the outputs must be those of plain decoding."""
+    """Return a request for each prompt, with a seed of its own."""
     params = [
         SamplingParams(**{"max_tokens": 14, "seed": seed, "ignore_eos": True, **options})
         for seed in range(len(prompts))
     ]
-    requests = [
-        make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)
-    ]
+    return [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
+
+
+def decode(
+    engine: Engine, drafter: Proposer[Any], prompts: list[list[int]], **options: Any
+) -> list[Request]:
+    """Decode prompts in one batch; the outputs must be those of plain decoding."""
+    requests = make_requests(prompts, drafter, **options)
     run(engine, requests)
     assert_plain(engine, requests)
     return requests
@@ -126,22 +132,30 @@ ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "8-bit cache": {"kv_dtype": INT8},
     "shared prefixes": {"share_prefixes": True},
-    "preemptions": {"num_blocks": 13, "block_size": 16},
+    "preemptions": {"num_blocks": 8, "block_size": 16},
 }
+WRAPPERS = ("{}", "threshold({})", "merged(prompt_lookup(min_ngram=1), {})")
 
 
-@pytest.mark.parametrize("settings", ENGINES)
 @pytest.mark.parametrize(
-    "wrapper", ["{}", "threshold({})", "merged(prompt_lookup(min_ngram=1), {})"], ids=str
+    ("head", "settings", "wrapper"), covering([*HEADS], [*ENGINES], WRAPPERS), ids=str
 )
-def test_texts_are_those_of_plain_decoding(pair: Pair, settings: str, wrapper: str) -> None:
-    engine = pair.engine(**ENGINES[settings])
-    drafter = make_drafter(wrapper.format(pair.spec(num_tokens=3))).bind(engine.target)
+def test_texts_are_those_of_plain_decoding(
+    head: str, settings: str, wrapper: str, pairs: dict[str, Pair]
+) -> None:
+    pair = pairs[head]
+    options = ENGINES[settings]
     prompts = [*PROMPTS, PROMPTS[2], text(3, 60)]
-    requests = list[Request]()
-    for _ in range(2):  # the second time, a prefix of each prompt may be cached
-        requests += decode(engine, drafter, prompts, temperature=0.8, max_tokens=20)
-    assert total(requests, "drafted") > 80
+    plain = make_requests(prompts, temperature=0.8, max_tokens=30)
+    run(pair.engine(kv_dtype=options.get("kv_dtype")), plain)
+    engine = pair.engine(**options)
+    drafter = make_drafter(wrapper.format(pair.spec(num_tokens=3))).bind(engine.target)
+    # the second time, the prefixes of the prompts may be cached
+    for _ in range(1 + ("share_prefixes" in options)):
+        requests = make_requests(prompts, drafter, temperature=0.8, max_tokens=30)
+        run(engine, requests)
+        assert [each.output for each in requests] == [each.output for each in plain]
+        assert total(requests, "drafted") > 60
     assert (total(requests, "preemptions") > 0) == (settings == "preemptions")
     assert (total(requests, "cached_tokens") > 0) == (settings == "shared prefixes")
 
