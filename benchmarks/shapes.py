@@ -208,6 +208,11 @@ class Recurrent(Dense):
         """Number of layers with attention."""
         return self.layers // self.interval
 
+    @property
+    def recurrent_layers(self) -> int:
+        """Number of layers with a state."""
+        return self.layers - self.attention_layers
+
     def attention_sizes(self) -> tuple[float, float]:
         """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
         share = self.attention_layers / self.layers
@@ -217,7 +222,7 @@ class Recurrent(Dense):
         """Return the bytes of a text's states and convolutions, which a token reads."""
         state = self.outputs * self.key_dim
         inputs = (self.taps - 1) * self.channels
-        return 4 * (self.layers - self.attention_layers) * (state + inputs)
+        return 4 * self.recurrent_layers * (state + inputs)
 
 
 @dataclass(frozen=True)
@@ -262,36 +267,23 @@ class GatedDelta(Recurrent):
 
 @dataclass(frozen=True)
 class Mamba(Recurrent):
-    """Granite 4 H without experts: nine layers of Mamba 2, then one of attention."""
-
-    arch = "granitehybrid"
-    interval = 10
+    """A model with layers of Mamba 2."""
 
     def keys(self) -> dict[str, Any]:
         """Return the metadata of the file, without the prefix of the architecture."""
         kv_heads = [
             self.kv_heads if self.has_attention(layer) else 0 for layer in range(self.layers)
         ]
-        return super().keys() | {
-            "attention.head_count_kv": kv_heads,
-            "rope.scaling.finetuned": False,
-            "attention.scale": 1 / 64,
-            "embedding_scale": 12.0,
-            "residual_scale": 0.22,
-            "logit_scale": 6.0,
-        }
+        return super().keys() | {"attention.head_count_kv": kv_heads}
 
-    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
-        """Yield the tensors of a layer (from 0)."""
-        yield gains(f"{blk}attn_norm", self.hidden)
-        yield gains(f"{blk}ffn_norm", self.hidden)
-        if self.has_attention(layer):
-            queries = self.heads * self.head_dim
-            attention = self.attention(blk, queries)
-            yield from (each for each in attention if not each.name.endswith("_norm.weight"))
-        else:
+    def mixer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of attention without norms of heads, or of a Mamba layer."""
+        if not self.has_attention(layer):
             yield from self.recurrence(blk)
-        yield from self.mlp(blk)
+            return
+        for tensor in self.attention(blk, self.heads * self.head_dim):
+            if not tensor.name.endswith("_norm.weight"):
+                yield tensor
 
     def recurrence(self, blk: str) -> Iterator[Tensor]:
         """Yield the tensors of a Mamba layer."""
@@ -305,6 +297,75 @@ class Mamba(Recurrent):
         rows = (self.key_heads, self.outputs // self.key_heads)
         yield Tensor(f"{blk}ssm_norm.weight", rows, 1.0, 0.0)
         yield matrix(f"{blk}ssm_out", self.hidden, self.outputs)
+
+
+@dataclass(frozen=True)
+class Granite(Mamba):
+    """Granite 4 H without experts: nine layers of Mamba 2, then one of attention."""
+
+    arch = "granitehybrid"
+    interval = 10
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return super().keys() | {
+            "rope.scaling.finetuned": False,
+            "attention.scale": 1 / 64,
+            "embedding_scale": 12.0,
+            "residual_scale": 0.22,
+            "logit_scale": 6.0,
+        }
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        yield gains(f"{blk}attn_norm", self.hidden)
+        yield gains(f"{blk}ffn_norm", self.hidden)
+        yield from self.mixer(layer, blk)
+        yield from self.mlp(blk)
+
+
+@dataclass(frozen=True)
+class Nemotron(Mamba):
+    """Nemotron 3 without experts, whose layers have one sublayer each.
+
+    ``pattern`` has a letter for each layer, as ``hybrid_override_pattern`` of config.json: ``M``
+    for Mamba 2, ``*`` for attention, ``-`` for an MLP without a gate.
+    """
+
+    pattern: str = ""
+
+    arch = "nemotron_h"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        widths = [self.width if kind == "-" else 0 for kind in self.pattern]
+        return super().keys() | {
+            "feed_forward_length": widths,
+            "attention.layer_norm_epsilon": 1e-5,
+        }
+
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer (from 0) has attention."""
+        return self.pattern[layer] == "*"
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return self.pattern.count("*")
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Number of layers with a state."""
+        return self.pattern.count("M")
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        yield gains(f"{blk}attn_norm", self.hidden)
+        if self.pattern[layer] == "-":
+            yield matrix(f"{blk}ffn_up", self.width, self.hidden)
+            yield matrix(f"{blk}ffn_down", self.hidden, self.width)
+        else:
+            yield from self.mixer(layer, blk)
 
 
 @dataclass(frozen=True)
@@ -394,10 +455,21 @@ class Gemma4(Dense):
         return queries / self.layers, keys / self.layers
 
 
-# The sizes of Granite 4 H 1B are from memory.
+# The sizes of Granite 4 H 1B are from memory. Nemotron 3 Nano 4B has a hidden size of 3,136, whose
+# rows are no whole Q4_K blocks, and another order of its 21, 17 and 4 layers.
 SHAPES: dict[str, Dense] = {
     "gemma4-e2b": Gemma4(1536, 35, 8, 1, 256, 6144),
-    "granite-4-h-1b": Mamba(1536, 40, 12, 4, 128, 4096, key_heads=1, value_heads=48, value_dim=64),
+    "granite-4-h-1b": Granite(
+        1536, 40, 12, 4, 128, 4096, key_heads=1, value_heads=48, value_dim=64
+    ),
+    "nemotron-3-nano-4b": Nemotron(
+        *(3072, 42, 40, 8, 128, 12544),
+        tied=False,
+        key_heads=8,
+        value_heads=96,
+        value_dim=80,
+        pattern="M-M-M-M-M*" * 4 + "M-",
+    ),
     "qwen3.5-0.8b": GatedDelta(1024, 24, 8, 2, 256, 3584),
     "qwen3.5-4b": GatedDelta(2560, 32, 16, 4, 256, 9216, value_heads=32),
 }
@@ -416,7 +488,7 @@ def dense_like(shape: Dense) -> Dense:
         kv_heads -= 1
     in_attention = 2 * (heads + kv_heads) * HEAD_DIM
     rows = shape.products() / shape.layers / shape.hidden
-    width = BLOCK * round((rows - in_attention) / 3 / BLOCK)
+    width = BLOCK * max(1, round((rows - in_attention) / 3 / BLOCK))
     return Dense(shape.hidden, shape.layers, heads, kv_heads, HEAD_DIM, width, shape.tied)
 
 

@@ -206,7 +206,7 @@ def _write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, older: bool)
         writer.add_key_length_mla(query)
         writer.add_value_length_mla(value)
     _write_rope(writer, raw["rope_parameters"])
-    _write_experts(writer, raw)
+    _write_experts(writer, raw, older=older)
 
 
 def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
@@ -220,8 +220,8 @@ def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
-def _write_experts(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
-    """Write the keys of mixtures of experts."""
+def _write_experts(writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, older: bool) -> None:
+    """Write the keys of mixtures of experts; older files do not state the function of scores."""
     kinds = raw.get("mlp_layer_types")
     dense = raw.get("first_k_dense_replace", 0) if kinds is None else kinds.count("dense")
     writer.add_leading_dense_block_count(dense)
@@ -232,7 +232,8 @@ def _write_experts(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     writer.add_expert_weights_scale(raw["routed_scaling_factor"])
     is_softmax = raw["model_type"] == "deepseek_v2"
     kind = gguf.ExpertGatingFuncType.SOFTMAX if is_softmax else gguf.ExpertGatingFuncType.SIGMOID
-    writer.add_expert_gating_func(kind)
+    if not older:
+        writer.add_expert_gating_func(kind)
     if raw["norm_topk_prob"]:
         writer.add_expert_weights_norm(True)
     if raw.get("n_group") is not None:

@@ -151,7 +151,7 @@ def _write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any], *, has_experts:
     writer.add_feed_forward_length([widths.get(kind, 0) for kind in kinds])
     writer.add_key_length(raw["head_dim"])
     writer.add_value_length(raw["head_dim"])
-    writer.add_layer_norm_rms_eps(raw["layer_norm_epsilon"])
+    writer.add_layer_norm_eps(raw["layer_norm_epsilon"])  # as the converter names it
     writer.add_rope_dimension_count(raw["head_dim"])
     writer.add_ssm_conv_kernel(raw["conv_kernel"])
     writer.add_ssm_state_size(raw["ssm_state_size"])

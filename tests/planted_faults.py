@@ -135,6 +135,13 @@ _CACHE = (
         "engine/test_adapters.py",
     ),
     Fault(
+        "adapters lack the factors of the weights that they are added to",
+        "models/adapters.py",
+        "            scaled = taken if place.factor == 1.0 else taken * np.float32(place.factor)\n",
+        "            scaled = taken\n",
+        "models/test_adapters.py",
+    ),
+    Fault(
         "the correction of a router also changes the weights of experts",
         "torch/program.py",
         "        weights = taken.sigmoid()\n",
@@ -558,8 +565,8 @@ _DRAFTERS = (
     Fault(
         "verify takes other texts of equal tokens for equal",
         "lab/verification/equality.py",
-        "        if plain.text != other.text:\n",
-        "        if plain.text is None:\n",
+        "    if plain.text != other.text:\n",
+        "    if plain.text is None:\n",
         "lab/verification/test_defects.py",
     ),
 )

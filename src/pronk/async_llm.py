@@ -534,7 +534,8 @@ class AsyncLLM:
         """Continue several prompts; yield a list per step with the new tokens of all samples.
 
         Sample ``s`` of prompt ``p`` has the index ``p * n + s``. An error of one prompt ends all
-        prompts. The other arguments and the errors are those of :meth:`stream`.
+        prompts. The other arguments and the errors are those of :meth:`stream`; an OptionError is
+        also raised if ``prompt_logprobs`` are requested together with ``given``.
 
         ``given`` are the pieces that another replica had delivered before it stopped, by the
         index of the sample. Decoding resumes after these pieces, with the same result for the same

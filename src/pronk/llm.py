@@ -282,9 +282,9 @@ class LLM:
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
         """Return the default sampling parameters of :meth:`chat`: those that the model recommends.
 
-        The value of an option is that of the model's files, or else that of the model's row in the
-        table of short names, or else the default of ``SamplingParams``. ``options`` override these
-        values: ``max_tokens=64``.
+        The value of an option is that of ``options``, or else that of the model's
+        ``generation_config.json`` or GGUF file, or else that which pronk has for a model with a
+        short name (``pronk pull``), or else the default of ``SamplingParams``.
         """
         return recommended_params(self.config, **options)
 

@@ -26,8 +26,9 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = importlib.import_module("shapes")
     heads = {"key_heads": 2, "value_heads": 4, "key_dim": 32, "value_dim": 64}
     small = found.GatedDelta(**SIZES, width=512, **heads)
-    mamba = found.Mamba(**(SIZES | {"layers": 10}), width=512, **heads)
-    monkeypatch.setattr(found, "SHAPES", {"small": small, "mamba": mamba})
+    mamba = found.Granite(**(SIZES | {"layers": 10}), width=512, **heads)
+    sublayers = found.Nemotron(**SIZES, width=512, tied=False, pattern="M-*M", **heads)
+    monkeypatch.setattr(found, "SHAPES", {"small": small, "mamba": mamba, "sublayers": sublayers})
     return found
 
 
@@ -41,15 +42,17 @@ def run(shapes: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     shapes.main()
 
 
-@pytest.mark.parametrize("name", ["granite-4-h-1b", "qwen3.5-0.8b", "qwen3.5-4b"])
+@pytest.mark.parametrize(
+    "name", ["granite-4-h-1b", "nemotron-3-nano-4b", "qwen3.5-0.8b", "qwen3.5-4b"]
+)
 def test_the_dense_model_has_as_many_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     shapes = importlib.import_module("shapes")
     shape = shapes.SHAPES[name]
     dense = shapes.dense_like(shape)
     assert abs(dense.products() / shape.products() - 1.0) < 0.03
-    # A tenth of Granite's layers have attention; the dense model has at least two heads.
-    assert dense.attention_sizes() == shape.attention_sizes() or name == "granite-4-h-1b"
+    # A tenth of the layers of Mamba models have attention; the dense model has at least two heads.
+    assert dense.attention_sizes() == shape.attention_sizes() or name.startswith(("gran", "nemo"))
 
 
 def test_a_file_of_gemma4(
@@ -99,14 +102,13 @@ def test_files_of_every_kind_are_loaded(
     shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parser and the loader find all keys and tensors that they expect."""
-    for name, rule in (("small", "gated_delta"), ("mamba", "mamba2")):
+    rules = {"small": "gated_delta", "mamba": "mamba2", "sublayers": "mamba2"}
+    for name, rule in rules.items():
         run(shapes, monkeypatch, "write", name, str(tmp_path), "--tokenizer", str(tokenizer))
         config = load(tmp_path / f"{name}.gguf").config
         assert config.recurrent is not None
         assert config.recurrent.rule == rule
-        assert (
-            sum(config.recurrent.layers) == config.num_layers - shapes.SHAPES[name].attention_layers
-        )
+        assert sum(config.recurrent.layers) == shapes.SHAPES[name].recurrent_layers
 
 
 def test_figures(

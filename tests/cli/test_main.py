@@ -727,7 +727,10 @@ def edit_config(**changes: Any) -> Breaks:
     ("change", "expected"),
     [
         (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
-        (edit_config(model_type="retnet"), ["unknown architecture", "retnet", "llama", "qwen3"]),
+        (
+            edit_config(model_type="retnet"),
+            ["unknown architecture", "retnet", "bamba", "deepseek_v2"],
+        ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), ["model.safetensors"]),
         (lambda folder: (folder / "tokenizer.json").unlink(), ["tokenizer.json"]),
         (edit_config(vocab_size=299), ["298", "299"]),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import mamba_models
 from adapters import ATTENTION, LINEAR, merged_logits, write_adapter
 from checkpoints import MakeCheckpoint, load_with_transformers, transformers_logits
 from covering import covering
@@ -83,6 +84,22 @@ RECURRENT_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"targets": ("in_proj_qkvz", "in_proj_ba", "q_proj", "shared_expert_gate"), "rank": 4},
     ),
+    "Mamba 2": ("bamba", {}, {"targets": (*LINEAR, "in_proj", "out_proj"), "rank": 4}),
+    "weights with factors": (
+        "falcon_h1",
+        {},
+        {"targets": (*LINEAR, "in_proj", "out_proj"), "rank": 4},
+    ),
+    "a shared MLP": (
+        "granitemoehybrid",
+        {},
+        {"targets": ("in_proj", "out_proj", "input_linear", "output_linear"), "rank": 4},
+    ),
+    "one sublayer": (
+        "nemotron_h",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+        {"targets": ("in_proj", "out_proj", "q_proj", "o_proj", "up_proj"), "rank": 4},
+    ),
 }
 
 
@@ -127,6 +144,17 @@ def test_adapters_of_tiled_heads_are_refused(checkpoint: MakeCheckpoint, tmp_pat
         Adapters({"a": adapter}, read_config(path))
     attention = write_adapter(tmp_path / "attention", folder)
     assert [*Adapters({"a": attention}, read_config(path))] == ["a"]
+
+
+def test_adapters_of_a_file_with_factors_are_refused(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """The multipliers of a Falcon-H1 are in the weights of its GGUF file, and nowhere else."""
+    folder = checkpoint("falcon_h1")
+    path = mamba_models.write_gguf(folder, tmp_path / "a.gguf")
+    adapter = write_adapter(tmp_path / "adapter", folder)
+    with pytest.raises(CheckpointError, match="expected a model in a folder, found a GGUF file"):
+        Adapters({"a": adapter}, read_config(path))
 
 
 def check_merged(

@@ -241,6 +241,7 @@ def test_options_that_name_files_are_listed(served: Running) -> None:
             "datastore",
             "store",
             "table",
+            "draft_text",
             "dtype",
             "weights",
             "sizes",

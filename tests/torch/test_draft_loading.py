@@ -20,10 +20,10 @@ def test_int8_weights_need_the_kernels() -> None:
 
 
 def test_torch_computes_a_draft_without_kernels(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "wide", tiny_module(heads=1, kv_heads=1, head_dim=514))
+    write_checkpoint(tmp_path / "wide", tiny_module(heads=1, kv_heads=1, head_dim=578))
     engine = make_engine(tiny_decoder())
     warning = (
-        "draft_model: no kernels for heads of 514 in wide; torch computes the draft instead, slower"
+        "draft_model: no kernels for heads of 578 in wide; torch computes the draft instead, slower"
     )
     with pytest.warns(UserWarning, match=f"^{warning}$"):
         drafter = make_drafter(f"draft_model(model={str(tmp_path / 'wide')!r})").bind(engine.target)

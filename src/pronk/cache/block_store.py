@@ -49,8 +49,8 @@ class StoreCounts:
     bytes_read: int = 0
     blocks_written: int = 0
     bytes_written: int = 0
-    blocks_evicted: int = 0
-    blocks_damaged: int = 0
+    blocks_evicted: int = 0  # deleted from disk because the store was full
+    blocks_damaged: int = 0  # read with a wrong checksum, and deleted
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,17 @@ def default_kv_bytes(
     *,
     share_prefixes: bool = False,
 ) -> int:
-    """Return the size in bytes of a KV pool of the default size, states included.
+    """Return the default size in bytes of a KV pool, states of recurrent layers included.
+
+    It has room for ``max_requests`` full contexts and their draft tokens, up to ``limit``.
 
     Args:
         config: the model.
         dtype: the model's data type.
         kv_dtype: data type of stored keys and values.
         max_requests: number of requests that run at the same time.
-        limit: maximum number of bytes, if there is one; the result is at least that of one block
-            and the fewest states.
+        limit: maximum number of bytes, if there is one. A pool has at least one block, and the
+            states that one request needs, even if they exceed the limit.
         share_prefixes: whether the pool has a prefix cache.
     """
     per_token = kv_bytes_per_token(config, kv_dtype) + state_bytes(config, dtype)
@@ -106,8 +108,8 @@ def _count_states(
 ) -> StateCounts | None:
     """Return the numbers of states of a pool; ``None`` for a model without recurrent layers.
 
-    Half of the ``available`` bytes, those that states of other pools leave, is for them; the other
-    half stays for blocks. A pool has the fewest states even if they need more.
+    Half of the ``available`` bytes is for states, the other half for blocks. A pool has the minimum
+    of states (:func:`count_states`) even if they need more.
     """
     if config.recurrent is None:
         return None

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 
 
 class Checkpoints:
-    """State slots by the digest of the text's last block, least recently used first."""
+    """Slots of the checkpoints of a :class:`~pronk.cache.states.StatePool`, by digest.
+
+    The digest of a checkpoint is that of the last KV block of its prefix, as in
+    :class:`~pronk.cache.prefix.PrefixCache`. The least recently used checkpoint comes first.
+    """
 
     def __init__(self) -> None:
         self._slots: dict[bytes, int] = {}
@@ -26,14 +30,18 @@ class Checkpoints:
         return list(self._slots.values())
 
     def slot_of(self, digest: bytes) -> int | None:
-        """Return the slot of the checkpoint of a digest; ``None`` if there is none."""
+        """Return the state slot of a checkpoint; ``None`` if there is none.
+
+        ``digest`` is that of the last KV block of the checkpoint's prefix. The order of use does
+        not change.
+        """
         return self._slots.get(digest)
 
     def find(self, digests: Sequence[bytes]) -> tuple[int, int] | None:
-        """Return number of blocks and slot of the longest prefix with a checkpoint.
+        """Return number of blocks and state slot of the longest prefix with a checkpoint.
 
         ``digests`` are those of the text's cached blocks, from the first on. The checkpoint becomes
-        the most recently used.
+        the most recently used. ``None``: no prefix has a checkpoint.
         """
         for number in range(len(digests), 0, -1):
             digest = digests[number - 1]
@@ -44,7 +52,10 @@ class Checkpoints:
         return None
 
     def add(self, digest: bytes, slot: int) -> bool:
-        """Add a checkpoint; return False if there is one of this digest already."""
+        """Add the checkpoint in a state slot as the most recently used one.
+
+        Return False if there is one of this digest already; then ``slot`` is not used.
+        """
         known = self._slots.pop(digest, None)
         if known is not None:
             self._slots[digest] = known
@@ -53,11 +64,14 @@ class Checkpoints:
         return True
 
     def remove(self, digest: bytes) -> int | None:
-        """Remove a checkpoint; return its slot, or ``None`` if there is none of this digest."""
+        """Remove the checkpoint of a digest; return its state slot, or ``None`` without one."""
         return self._slots.pop(digest, None)
 
     def remove_oldest(self) -> int | None:
-        """Remove the least recently used checkpoint; return its slot, or ``None``."""
+        """Remove the least recently used checkpoint; return its state slot.
+
+        ``None``: there are no checkpoints.
+        """
         digest = next(iter(self._slots), None)
         return None if digest is None else self._slots.pop(digest)
 

@@ -174,7 +174,10 @@ class PagedCache:
         self._on_pool_change()
 
     def resize_states(self, counts: StateCounts) -> None:
-        """Replace the states of recurrent layers by other numbers of them; none may be in use."""
+        """Change the numbers of states of recurrent layers; no request may have a state.
+
+        All states and checkpoints are dropped.
+        """
         self.states = StatePool(self.config, counts, self.block_size, self.poison)
         self.version += 1
         if self.prefix_cache is not None:
@@ -457,8 +460,8 @@ class PagedCache:
     def rollback(self, block_table: BlockTable, length: int) -> int:
         """Drop all tokens after the first ``length``; the blocks stay allocated.
 
-        Return the number of tokens that are left: ``length``, or 0 if states of recurrent layers
-        have taken over later tokens.
+        Return the number of tokens that need not be computed again: ``length``, or 0 if the states
+        of recurrent layers include a dropped token (:meth:`StatePool.rollback`).
         """
         if self.states is not None:
             length = self.states.rollback(block_table, length)

@@ -94,10 +94,11 @@ class PromptCache:
             self.store.write(keys[: table.num_stored], new)
 
     def store_states(self, block_table: BlockTable, *, is_released: bool = False) -> None:
-        """Store the checkpoints of a text that later prompts may need.
+        """Store the checkpoints of a text that later prompts may need on disk.
 
-        These are the wanted ones, as soon as they are written, because others may take their slots.
-        If the table is being released, the last one is stored, too.
+        They are those at the positions ``StateTable.wanted``. Each is stored as soon as a pass has
+        written it, because checkpoints of other texts may take its slot. If the table is being
+        released, its last checkpoint is stored, too.
         """
         states = self._cache.states
         table = block_table.states

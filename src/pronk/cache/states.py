@@ -1,7 +1,7 @@
 """States of recurrent layers: one per request, with exact rollback.
 
 A recurrent layer has a state per request where attention has keys and values per token. A state
-that has taken over a token cannot drop it again. So it takes over only tokens that stay in the
+that includes a token cannot drop it again. So a pass adds to it only tokens that stay in the
 text, and of every other token the pass keeps the *update*: what the token adds to the state (its
 key, delta, decay, and input of the convolution), about a hundredth of a state ::
 
@@ -72,7 +72,7 @@ class StatePass(NamedTuple):
     """One request's part of a pass in recurrent layers; keeps the memory of ``struct`` alive."""
 
     struct: CRecurrence
-    arrays: tuple[object, ...]
+    arrays: tuple[object, ...]  # objects to whose memory ``struct`` points
 
 
 @dataclass(eq=False)
@@ -83,8 +83,7 @@ class StateTable:
         slot: slot of the state.
         path_start: position in the text of the first token of ``path``.
         path: update slots of committed tokens; those before ``length`` are no longer needed.
-        nodes: update slots of the nodes of the last pass, -1 for tokens that the state has taken
-            over.
+        nodes: update slots of the nodes of the last pass, -1 for tokens that the state includes.
         wanted: positions in the text at which checkpoints are wanted besides the usual ones.
         fork_at: number of tokens after which other samples of the prompt start; ``None``: there
             are none.
@@ -101,13 +100,13 @@ class StateTable:
     fork_at: int | None = None
     copies: list[tuple[int, int]] = field(default_factory=list)
     own_checkpoints: list[int] = field(default_factory=list)
-    # The kernels add to it when a pass is complete. So it is right even if the caller of a pass is
-    # interrupted before it has recorded the pass.
+    # The value of ``length``. The kernels change it when a pass is complete, so that it is right
+    # even if the caller of the pass is interrupted before it has recorded the pass.
     c_length: ctypes.c_int32 = field(default_factory=ctypes.c_int32)
 
     @property
     def length(self) -> int:
-        """Number of tokens that the state has taken over."""
+        """Number of tokens that the state includes, from the first token of the text on."""
         return self.c_length.value
 
 
@@ -213,9 +212,10 @@ class StatePool:
         table.c_length.value = block_table.length
 
     def fork(self, block_table: BlockTable, forked: BlockTable) -> bool:
-        """Give a table with the first tokens of another one the state after these tokens.
+        """Give ``forked`` the state of its text, which is the beginning of another table's text.
 
-        Return False if there is no copy of it, or no free state.
+        Return False if ``block_table`` has no copy of the state after these tokens
+        (``StateTable.fork_at``), or if no state is free.
         """
         table = block_table.states
         if table is None or not self.has_free_state:
@@ -246,7 +246,7 @@ class StatePool:
             num_extra: number of update slots for further nodes, a chain below the last one.
 
         Raises:
-            StateError: the state has taken over a row of this pass, or lacks tokens, or the updates
+            StateError: the state includes a row of this pass already, or lacks tokens, or updates
                 of computed nodes are missing.
             CacheFullError: update slots or states are missing.
         """
@@ -304,7 +304,7 @@ class StatePool:
         return b"".join(array[slot].tobytes() for array in arrays)
 
     def write_state(self, block_table: BlockTable, data: bytes) -> None:
-        """Give a table the state that :meth:`read_state` returned: that of all its tokens.
+        """Give a table the state of all its tokens: ``data``, which :meth:`read_state` returned.
 
         The state becomes a checkpoint, too, so that the next prompt need not read it again.
         """
@@ -332,7 +332,11 @@ class StatePool:
         return sum(array.nbytes for array in arrays) // self.num_slots
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Commit nodes of the last pass, by their numbers; call it before ``length`` changes."""
+        """Commit nodes of the last pass: tokens that are now part of the text.
+
+        ``offsets`` are the numbers of the nodes in the pass, from 0, in the order of the text. Call
+        this before ``block_table.length`` changes.
+        """
         table = block_table.states
         if table is None:
             return
@@ -353,10 +357,11 @@ class StatePool:
             self._free_nodes(table, 0)
 
     def rollback(self, block_table: BlockTable, length: int) -> int:
-        """Drop the tokens after the first ``length``.
+        """Drop the tokens of a text after the first ``length``.
 
-        Return the number of tokens that are left: ``length``, or 0 if the state has taken over
-        later ones.
+        Return the number of tokens that need not be computed again: ``length``, or 0 if the state
+        includes a dropped token. No token can be removed from a state, so the state is then freed,
+        and the text has to be read from its beginning or from a checkpoint.
         """
         table = block_table.states
         if table is None:
@@ -416,13 +421,13 @@ class StatePool:
             self._free_slot(slot)
 
     def drop_checkpoint(self, digest: bytes) -> None:
-        """Free the checkpoint of a digest, if there is one."""
+        """Free the checkpoint at the end of the KV block of this digest, if there is one."""
         slot = self.checkpoints.remove(digest)
         if slot is not None:
             self._free_slot(slot)
 
     def _drop_taken_over(self, table: StateTable) -> None:
-        """Free the updates of committed tokens that the state has taken over."""
+        """Free the updates of committed tokens that the state includes."""
         num_taken = min(len(table.path), max(0, table.length - table.path_start))
         self._free_update_slots(table.path[:num_taken])
         del table.path[:num_taken]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -33,8 +33,6 @@ RouterScores = Literal["softmax", "sigmoid"]
 # Norms of a branch (attention or MLP) of a layer: of the branch's input, of its output before the
 # residual sum, or of both.
 NormPlaces = Literal["input", "output", "both"]
-
-
 # Sublayers of a layer, each with its norm and its residual connection: a mixer of tokens
 # (attention, a short convolution or a recurrence), and an MLP (one, or a mixture of experts).
 Sublayers = Literal["both", "mixer", "mlp"]
@@ -100,7 +98,7 @@ class MixtureConfig:
         separate_norms: whether the router, the experts and the shared expert have a norm each of
             their input, and experts and shared expert one each of their output, before the sum
             (Gemma 4).
-        expert_scales: whether each expert has a number by which its shares are multiplied.
+        expert_scales: whether each expert has a number by which its weights are multiplied.
     """
 
     experts: int
@@ -160,8 +158,9 @@ class RecurrentConfig:
 
     The layer projects a row to the inputs of a causal convolution over time, with SiLU, whose
     outputs are queries, keys and values. Each value head has a state ``S``, a matrix ``[key_dim,
-    value_dim]`` in float32 that holds what it keeps of the text. A token updates it and reads its
-    output ``o``, by the query ``q``, the key ``k`` and the value ``v``. There are two rules.
+    value_dim]`` in float32, in place of the keys and values of all tokens. A token first updates
+    the state by its key ``k`` and its value ``v``, and then reads the output ``o`` from the state
+    by its query ``q``. There are two rules.
 
     ``"gated_delta"`` is Gated DeltaNet (Yang et al. 2024, *Gated Delta Networks*, equation 10).
     Queries and keys have length 1, and queries are divided by ``sqrt(key_dim)``. For each value
@@ -271,17 +270,27 @@ class ModelConfig:
     """Sizes and features of a decoder-only transformer of any supported family.
 
     Attributes:
-        context: maximum number of tokens, prompt and output together, after RoPE scaling.
-        norm_offset: number to add to the stored weights of norms: 1 if a checkpoint stores
-            ``weight - 1``.
+        family: name of the family, a ``model_type`` of config.json.
+        vocab_size: number of rows of the embedding and of the LM head.
+        hidden_size: width of the residual stream.
+        intermediate_size: width of the MLP, unless ``intermediate_sizes`` says others.
+        num_layers: number of layers.
+        num_heads: number of heads of queries.
         num_kv_heads: number of heads of keys and values, unless ``attention_shapes`` says others.
         head_dim: size of a head, unless ``attention_shapes`` says others.
+        context: maximum number of tokens, prompt and output together, after RoPE scaling.
+        norm_eps: epsilon of the norms.
+        norm: ``"rms"`` for RMSNorm, ``"layer"`` for LayerNorm.
+        norm_places: which norms a sublayer has: of its input, of its output, or both.
+        norm_offset: number to add to the stored weights of norms: 1 if a checkpoint stores
+            ``weight - 1``.
         attention_shapes: sizes of the attention of each layer, if layers differ.
         intermediate_sizes: width of the MLP of each layer, if layers differ.
         layer_input_size: width of the embedding that each layer has besides the model's: a layer
             adds a gated projection of its embedding of the row's token to the stream; 0: none.
         layer_scalars: whether the output of each layer is multiplied by a number of the checkpoint.
         sublayers: what each layer consists of, if not all of them have a mixer and an MLP.
+        activation: activation function of the MLP.
         gated: whether the MLP has a gate, as in SwiGLU.
         clamped_gate: whether the MLP computes ``g * sigmoid(1.702 * g) * (1 + u)``, with the gate
             ``g`` at most 7 and ``u`` in -7..7 (gpt-oss).
@@ -297,9 +306,13 @@ class ModelConfig:
         layer_ropes: rotary embedding of each layer, if layers differ; ``None`` for a layer without
             rotation. At most two different ones.
         windows: for each layer, its sliding window in tokens; ``None``: full attention.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        out_bias: whether the output projection of attention has a bias.
+        mlp_bias: whether the projections of the MLP have biases.
         qk_norm: whether queries and keys are normalized before RoPE.
         value_norm: whether values are normalized, by a norm without weights.
-        whole_qk_norm: whether this norm is over all heads of a row together, not over each head.
+        whole_qk_norm: whether the norms of queries and keys are over all heads of a row together;
+            otherwise they are over each head.
         attention_scale: factor of attention scores; ``None``: ``head_dim ** -0.5``.
         attention_cap: soft cap ``c`` of attention scores: ``c * tanh(score / c)``.
         attention_sinks: whether each head has a learned score that takes part in the softmax
@@ -313,6 +326,10 @@ class ModelConfig:
         tied: whether the LM head shares the weights of the embedding.
         weight_factors: for modules of a layer that stack weights, such as ``qkv``, the factor of
             each stacked weight. The weights are multiplied when they are loaded.
+        hides_factors: whether the stored weights are already multiplied by factors that the file
+            does not state, so that adapters, which are trained without them, do not fit.
+        bos_id: id of the token at the beginning of a text; ``None`` if the files have none.
+        eos_ids: ids of the tokens that end a text.
         dtype: data type of weights that are not quantized.
         quantization: ``quantization_config`` of config.json; ``None`` if it has none.
         name: the model's name in its files; "" if they have none.
@@ -365,6 +382,7 @@ class ModelConfig:
     logits_cap: float | None = None
     tied: bool = False
     weight_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    hides_factors: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -517,13 +535,15 @@ class ModelConfig:
         Its ``count`` layers are plain (:attr:`is_plain`). ``sizes`` are values of other fields.
         """
         like = self.layers_like(layer, count, **sizes)
-        return replace(like, rope=like.rope or self.rope, **_SPECIAL)
+        return replace(like, rope=like.rope or self.rope, weight_factors={}, **_PLAIN_VALUES)
 
     @property
     def is_plain(self) -> bool:
         """Whether all layers compute the same as those of Llama, Mistral, Qwen or GPT-2."""
-        is_usual = all(getattr(self, name) == value for name, value in _SPECIAL.items())
-        return is_usual and not self.layer_ropes
+        has_plain_values = all(
+            getattr(self, name) == value for name, value in _PLAIN_VALUES.items()
+        )
+        return has_plain_values and not self.layer_ropes
 
     @property
     def has_values_in_keys(self) -> bool:
@@ -565,7 +585,10 @@ class ModelConfig:
         return max(sizes) if len(sizes) == self.num_layers else None
 
 
-def _like_layer(kind: Any, layer: int, count: int) -> Any:
+_LayerKind = TypeVar("_LayerKind", MixtureConfig, ConvolutionConfig, RecurrentConfig)
+
+
+def _like_layer(kind: _LayerKind | None, layer: int, count: int) -> _LayerKind | None:
     """Return a kind of layers, such as a mixture, of ``count`` layers like layer ``layer``.
 
     ``None`` if this layer is of another kind.
@@ -575,15 +598,37 @@ def _like_layer(kind: Any, layer: int, count: int) -> Any:
     return replace(kind, layers=(True,) * count)
 
 
-# Fields that only few families set, with their default values.
-_SPECIAL_NAMES = (
-    "norm_places norm_offset attention_shapes intermediate_sizes layer_input_size layer_scalars "
-    "sublayers clamped_gate mixture convolution recurrent latent gated_attention head_gates "
-    "value_norm whole_qk_norm attention_scale attention_cap attention_sinks query_growth "
-    "embedding_scale residual_scale logits_scale logits_cap"
-).split()
-_SPECIAL: dict[str, Any] = {
-    each.name: each.default for each in fields(ModelConfig) if each.name in _SPECIAL_NAMES
+# Fields whose default values mean layers as in Llama, Mistral, Qwen and GPT-2.
+_PLAIN_FIELDS = frozenset(
+    {
+        "norm_places",
+        "norm_offset",
+        "attention_shapes",
+        "intermediate_sizes",
+        "layer_input_size",
+        "layer_scalars",
+        "sublayers",
+        "clamped_gate",
+        "mixture",
+        "convolution",
+        "recurrent",
+        "latent",
+        "gated_attention",
+        "head_gates",
+        "value_norm",
+        "whole_qk_norm",
+        "attention_scale",
+        "attention_cap",
+        "attention_sinks",
+        "query_growth",
+        "embedding_scale",
+        "residual_scale",
+        "logits_scale",
+        "logits_cap",
+    }
+)
+_PLAIN_VALUES: dict[str, Any] = {
+    each.name: each.default for each in fields(ModelConfig) if each.name in _PLAIN_FIELDS
 }
 
 
@@ -606,6 +651,16 @@ def llama_config(
     """Return the configuration of a new Llama model to train.
 
     The LM head shares the weights of the embedding; weights are stored in bfloat16.
+
+    Args:
+        hidden: hidden size, a multiple of ``heads``.
+        layers: number of layers.
+        heads: number of heads of queries.
+        kv_heads: number of heads of keys and values.
+        mlp: width of the MLP.
+        vocab: number of tokens of the vocabulary.
+        context: maximum number of tokens of a text.
+        eos_ids: ids of the tokens that end a text.
     """
     head_dim = hidden // heads
     return ModelConfig(

@@ -140,7 +140,11 @@ def only_adapter(names: Collection[str]) -> str | None:
 
 
 def parse_bias(pairs: list[str]) -> dict[int, float] | None:
-    """Return biases by token id: ``{7: 1.5}`` for ``["7=1.5"]``; ``None`` for an empty list."""
+    """Return biases by token id: ``{7: 1.5}`` for ``["7=1.5"]``; ``None`` for an empty list.
+
+    Raises:
+        OptionError: a pair is not ``ID=VALUE`` with an integer and a number.
+    """
     bias: dict[int, float] = {}
     for pair in pairs:
         token, _, value = pair.partition("=")

@@ -64,7 +64,12 @@ class AcceptanceStats:
     def rate(self, label: str, kind: int, depth: int, temperature: float, prior: float) -> float:
         """Return the acceptance rate of a drafter's draft tokens of a kind at a depth.
 
-        ``label`` is the drafter's, and ``prior`` the rate assumed before any count.
+        Args:
+            label: label of the drafter, the first part of ``TokenTree.origin``.
+            kind: kind of the draft token, a number that the drafter chooses.
+            depth: depth of the draft token in its tree, from 1.
+            temperature: temperature of the request. Temperatures are counted by ranges.
+            prior: rate assumed before any count.
         """
         key = _key(label, kind, depth, temperature)
         reached, accepted = self.counts.get(key, (0.0, 0.0))
@@ -73,7 +78,10 @@ class AcceptanceStats:
     def learn(
         self, label: str, kind: int, depth: int, temperature: float, *, accepted: bool
     ) -> None:
-        """Count a reached draft token."""
+        """Count a draft token that verification has reached, and whether it was accepted.
+
+        Arguments as in :meth:`rate`.
+        """
         key = _key(label, kind, depth, temperature)
         count = self.counts.setdefault(key, [0.0, 0.0])
         count[0] += 1.0
@@ -148,7 +156,14 @@ class DrafterRates:
         return self._shared_rate(kind, depth, self.priors[kind])
 
     def learn(self, kind: int, depth: int, *, accepted: bool, share: bool) -> None:
-        """Count a reached draft token; ``share``: whether it also counts for all requests."""
+        """Count a draft token that verification has reached, and whether it was accepted.
+
+        Args:
+            kind: kind of the draft token.
+            depth: depth of the draft token in its tree, from 1.
+            accepted: whether it was accepted.
+            share: whether it also counts for all requests (``shared``).
+        """
         counted_kind = kind if self.priors is not None else _tenth(kind)
         for each in (counted_kind, _ALL):
             self.reached[each] = self.reached.get(each, 0.0) + 1.0

@@ -94,7 +94,7 @@ class DrafterRecord:
     # token.
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     learned: float = 0.0  # seconds of proposals that were made only to measure acceptance rates
-    contribution: Contribution = field(default_factory=Contribution)
+    contribution: Contribution = field(default_factory=Contribution)  # of its proposals
     num_calls: int = 0  # number of calls of ``propose``, each for all requests of a step
     num_proposals: int = 0  # number of proposals, one per request and call
     # Tokens that the proposals were expected to add to their steps, and tokens that they have added
@@ -115,7 +115,7 @@ class DrafterRecord:
 
     @property
     def start(self) -> float:
-        """Expected seconds of a chain in addition to prefill and those per draft token."""
+        """Expected fixed seconds of a chain: without its prefill and its draft tokens."""
         return usual(self.starts) if self.starts else 0.0
 
 
@@ -154,7 +154,11 @@ class Ledger:
 
     @property
     def allowance(self) -> float:
-        """Seconds that drafting may still lose within the bound of the module's description."""
+        """Seconds that drafting may still cost the engine.
+
+        Over all steps, drafting costs at most the seconds that accepted draft tokens have saved,
+        1 % of the elapsed seconds, and two forward passes. The value may be negative.
+        """
         return _LOSS_SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
 
     @property
@@ -166,7 +170,10 @@ class Ledger:
         return self.allowance / self.num_drafting
 
     def begin_step(self, costs: StepCosts | None, num_drafting: int) -> None:
-        """Begin a step of these costs, in which ``num_drafting`` requests may draft."""
+        """Begin a step in which ``num_drafting`` requests may draft.
+
+        ``costs`` are the costs of the step's forward pass; ``None``: they are not known.
+        """
         self.costs = costs
         self.num_drafting = max(1, num_drafting)
 

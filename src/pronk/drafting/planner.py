@@ -271,8 +271,13 @@ def _best_longer_chain(
 def stays_whole(tree: TokenTree, *, rejects: bool, bypass_budget: bool) -> bool:
     """Return whether the engine must verify all draft tokens of a tree, whatever they cost.
 
-    The acceptance rules ``rejection`` and ``block`` (``rejects``) are exact only if draft tokens
-    are distributed as ``tree.probs``. Dropping tokens by their gain could change this distribution.
+    Args:
+        tree: the proposal.
+        rejects: whether the request's acceptance rule is ``rejection`` or ``block``. These rules
+            are exact only if draft tokens are distributed as ``tree.probs``, and the choice of
+            draft tokens by their gain could change this distribution.
+        bypass_budget: whether the drafter declares that all its draft tokens are verified
+            (``Capabilities.bypass_budget``).
     """
     return bypass_budget or (rejects and tree.probs is not None)
 

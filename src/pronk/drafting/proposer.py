@@ -137,7 +137,11 @@ class DraftContext(Generic[State]):
 
     @property
     def max_future_tokens(self) -> int:
-        """Largest number of tokens after the text: of the whole answer, or of this step's draft."""
+        """Largest number of tokens that can follow the text, draft tokens of this step included.
+
+        It is the number of tokens that the request may still generate or, if that is larger, the
+        maximum depth of this step's draft.
+        """
         num_left = self.params.max_tokens - self.sampler.context.num_generated
         return max(self.max_depth, num_left)
 

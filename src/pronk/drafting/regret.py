@@ -49,7 +49,7 @@ class Regret:
             self.drafters[drafter] = self.drafters.get(drafter, 0.0) + seconds
 
     def add(self, other: Regret) -> None:
-        """Add the seconds of other steps."""
+        """Add the seconds of ``other``, which was measured in other steps."""
         self.seconds += other.seconds
         self.add_step(other.saved, other.drafters, other.best_steps)
 

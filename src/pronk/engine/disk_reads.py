@@ -18,7 +18,7 @@ class DiskReads:
     A request is in no forward pass as long as blocks of it are left to read.
     """
 
-    cache: PagedCache
+    cache: PagedCache  # the target's; its ``prompt_cache`` has the blocks on disk
     # measured durations: blocks are read only if reading is faster than computing them
     costs: CostModel
     # for each request, a generator that reads the next blocks and yields the number of tokens left
@@ -31,7 +31,8 @@ class DiskReads:
     ) -> Iterator[int]:
         """Return an iterator that reads the blocks after a cached prefix in parts.
 
-        Each item is the number of tokens left to read; see :meth:`.PromptCache.load`.
+        Each item is the number of tokens left to read. Arguments are those of
+        :meth:`.PromptCache.load`; without a prompt cache, the iterator is empty.
         """
         prompts = self.cache.prompt_cache
         if prompts is None:

@@ -60,7 +60,13 @@ class FairShare:
             self.counters = kept | {name: self.counters[name] for name in self._num_requests}
 
     def serve(self, tenant: str, *, prefilled: int = 0, generated: int = 0) -> None:
-        """Add served tokens to a tenant's counter: computed prompt tokens and generated tokens."""
+        """Add served tokens to a tenant's counter, by which the scheduler orders the tenants.
+
+        Args:
+            tenant: name of the tenant.
+            prefilled: number of computed prompt tokens, without those from the prefix cache.
+            generated: number of generated tokens.
+        """
         self.counters[tenant] += _PER_PROMPT_TOKEN * prefilled + _PER_GENERATED_TOKEN * generated
 
     def begin_pass(self, tenants: Collection[str]) -> None:

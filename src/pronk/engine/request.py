@@ -98,19 +98,20 @@ class Speculation:
 class RequestResult:
     """Text that a request has generated so far, and why it ended."""
 
-    detokenizer: TextStream
+    detokenizer: TextStream  # makes text of the output tokens and looks for stop strings
     # Detects a tool call that repeats an earlier one, which ends the text; ``None`` without tools.
     calls: RepeatedCalls | None = None
-    text: str = ""
+    text: str = ""  # text of the output tokens so far
     # for each output token, whether it was an accepted draft token or forced by a guide
     from_draft: list[bool] = field(default_factory=list)
+    # for each output token and each prompt token, the log-probabilities in nats by token id
     logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
     # tokens that the caller has not read yet
     undelivered: deque[Token] = field(default_factory=deque)
     finish_reason: FinishReason | None = None  # ``None`` while running or after an error
     stop_reason: str | int | None = None  # token id or stop string that ended the text
-    error: Exception | None = None
+    error: Exception | None = None  # why the request failed
 
     @property
     def ended(self) -> bool:
@@ -118,7 +119,11 @@ class RequestResult:
         return self.finish_reason is not None or self.error is not None
 
     def finish(self, finish_reason: FinishReason, stop_reason: str | int | None = None) -> None:
-        """Mark the text as complete, for a reason."""
+        """Mark the text as complete.
+
+        ``stop_reason`` is the token id or stop string that ended the text, as in
+        :class:`Completion`.
+        """
         self.finish_reason = finish_reason
         self.stop_reason = stop_reason
 
@@ -237,16 +242,19 @@ class Request:
 
     @property
     def has_new_turn(self) -> bool:
-        """Whether the request was given a turn and has generated no token since.
+        """Whether the request has a turn in which it has generated no token yet.
 
-        Other tenants cannot preempt such a request, even if the time of its turn is over.
+        The scheduler gives a turn to one request of a tenant that has waited for too long
+        (``Scheduler.max_wait``, in seconds). Other tenants cannot preempt a request during its
+        turn, nor after the end of the turn until the request has generated a token in it.
         """
         return self.queueing.turn_end > -inf and self.num_generated == self.queueing.turn_start
 
     def has_turn(self, now: float) -> bool:
         """Return whether the request has a turn: other tenants cannot preempt it at ``now``.
 
-        A turn ends after ``max_wait`` seconds, but not before the request has generated a token.
+        A turn ends ``Scheduler.max_wait`` seconds after its start, but not before the request has
+        generated a token. ``now`` is in seconds of the scheduler's clock.
         """
         return self.queueing.turn_end > now or self.has_new_turn
 

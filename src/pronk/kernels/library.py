@@ -154,7 +154,8 @@ class Kernels:
     def multiply(self, rounds: int) -> float:
         """Multiply 8-bit codes in registers on all threads; return the number of products.
 
-        For measurements of the computing power. AMX tiles are not used.
+        The number and the duration are proportional to ``rounds``. This is for measurements of the
+        computing power. AMX tiles are not used.
         """
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
 

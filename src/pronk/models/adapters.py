@@ -93,6 +93,7 @@ class _Place(NamedTuple):
     rows: HeadRows | None  # the outputs; ``None``: all, in order
     outputs: int
     inputs: int
+    factor: float  # by which the module's weight was multiplied when it was loaded
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule], bytes]:
@@ -110,6 +111,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
             found = f"{pickles[0]}; pickle files can run code and are not loaded"
         refuse(folder, f"expected {_WEIGHTS}, found {found}; save the adapter with safetensors")
     checkpoint = Checkpoint(folder, files=[weights])
+    if config.hides_factors:
+        found = f"a GGUF file of {config.family}, whose weights have factors that it does not state"
+        refuse(folder, f"expected a model in a folder, found {found}; use the model's folder")
     names = get_family(config.family).names
     places = _places(config, names)
     pairs = _pairs(folder, checkpoint)
@@ -117,13 +121,14 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
     pairs = {
         name: pair
         for name, pair in pairs.items()
-        if not names.ignored.fullmatch(names.canonical(name))
+        if not names.ignored.fullmatch(_canonical(names, name))
     }
-    _check_modules(folder, options, {names.canonical(name) for name in pairs}, places)
+    _check_modules(folder, options, {_canonical(names, name) for name in pairs}, places)
     modules = []
     for name, (down, up) in sorted(pairs.items()):
-        own_places = places[names.canonical(name)]
-        _, _, _, outputs, inputs = own_places[0]
+        own_places = places[_canonical(names, name)]
+        outputs = own_places[0].outputs
+        inputs = own_places[0].inputs
         rank = _pattern_value(options, "rank_pattern", name, options["r"])
         alpha = _pattern_value(options, "alpha_pattern", name, options["lora_alpha"])
         for tensor, shape in ((down, (rank, inputs)), (up, (outputs, rank))):
@@ -136,12 +141,21 @@ def read_adapter(folder: Path, config: ModelConfig) -> tuple[list[AdapterModule]
         second = _read(checkpoint, up) * np.float32(scale)
         for place in own_places:
             taken = second if place.rows is None else second[place.rows.order(outputs)]
-            modules.append(AdapterModule(place.target, place.start, first, taken))
+            scaled = taken if place.factor == 1.0 else taken * np.float32(place.factor)
+            modules.append(AdapterModule(place.target, place.start, first, scaled))
     checkpoint.release()
     digest = sha256()
     for path in (folder / _CONFIG, weights):
         digest.update(sha256(path.read_bytes()).digest())
     return modules, digest.digest()
+
+
+def _canonical(names: TensorNames, module: str) -> str:
+    """Return the name of a module without the prefix of the family, or that of transformers.
+
+    They differ for Nemotron-H: ``backbone.`` and ``model.``.
+    """
+    return names.canonical(module).removeprefix("model.")
 
 
 def _check_ranks(folder: Path, options: dict[str, Any]) -> None:
@@ -211,7 +225,7 @@ def _places(config: ModelConfig, names: TensorNames) -> dict[str, list[_Place]]:
             shape = tensor.shape[::-1] if part.transposed else tensor.shape
             part_shape = tensor.part_shape[::-1] if part.transposed else tensor.part_shape
             name = tensor.name.removesuffix(".weight")
-            place = _Place(part.target, start, tensor.rows, shape[0], shape[1])
+            place = _Place(part.target, start, tensor.rows, shape[0], shape[1], tensor.factor)
             places.setdefault(name, []).append(place)
             start += part_shape[0]
     return places

@@ -126,7 +126,10 @@ class Backend(Protocol):
         gated: bool = False,
         cache: WeightCache | None = None,
     ) -> Matrix:
-        """Convert a matrix to this backend's form; see :func:`pronk.kernels.weights.pack`."""
+        """Convert a matrix to this backend's form.
+
+        Arguments and errors are those of :func:`pronk.kernels.weights.pack`.
+        """
 
     def pack_adapter(self, matrix: Any, parts: Sequence[LowRank]) -> Any:
         """Convert an adapter of a matrix of this backend; ``parts`` have disjoint outputs."""

@@ -113,11 +113,25 @@ class ConfigReader:
         return dict.fromkeys(("qkv_bias", "out_bias"), self.flag("attention_bias"))
 
     def activation(self, key: str, default: str) -> Activation:
-        """Return pronk's name of the activation function that a key names."""
+        """Return pronk's name of the activation function that a key names.
+
+        Args:
+            key: the key of ``config.json``, such as ``hidden_act``.
+            default: name in ``config.json`` that applies if the key is absent.
+
+        Raises:
+            ConfigError: the function is not supported.
+        """
         name = check_choice(
             f"config.json: {key}", self.get(key, default), tuple(_ACTIVATIONS), error=ConfigError
         )
         return _ACTIVATIONS[name]
+
+    def require_silu(self, key: str) -> None:
+        """Refuse another activation than SiLU, that of the convolutions of recurrent layers."""
+        if self.activation(key, "silu") != "silu":
+            found = self.get(key)
+            refuse_config(f"{key}: expected silu with recurrent layers, found {found}")
 
     def dtype(self) -> str:
         """Return the data type of the weights: ``float32``, ``float16`` or ``bfloat16``."""
@@ -223,8 +237,9 @@ class ConfigReader:
         """Return Mamba 2 in the layers for which ``layers`` is true; ``inner`` is its inner size.
 
         A config with limits of ``dt`` is refused (:class:`~pronk.checkpoint.config.
-        RecurrentConfig`), and so are biases of the projections.
+        RecurrentConfig`), and so are biases of the projections and other activations than SiLU.
         """
+        self.require_silu("hidden_act")
         heads = self.integer("mamba_n_heads")
         groups = self.integer("mamba_n_groups", 1)
         stated = self.get("mamba_d_head", "auto")

@@ -61,7 +61,7 @@ _LASTS = 256
 class CostCurve(NamedTuple):
     """Seconds of a forward pass as a function of its number of rows, for a given cached context.
 
-    The formula is that of the module.
+    The formula is in the docstring of :mod:`pronk.models.cost_model`.
     """
 
     speed: float  # seconds of a pass of one row without context

@@ -283,15 +283,19 @@ class Decoder:
 
     @cached_property
     def has_uniform_activations(self) -> bool:
-        """Whether programs of some layers round activations like a program of all layers.
+        """Whether the layers that store keys, and the rest, round activations as all do together.
 
-        Activations are bfloat16 between the operations of a program if all its weights are, which
-        is certain for each part of the model if all weights have one data type. Routers do not
-        count.
+        A program has activations in bfloat16 if all its weights are, and else in float32. Routers
+        do not count.
         """
-        exact = {id(layer.router) for layer in self.layers}
-        formats = {each.packed.format for each in self.linears() if id(each) not in exact}
-        return str(BFLOAT16) not in formats or formats == {str(BFLOAT16)}
+        last = self.config.num_storing_layers
+        common = set[str]()
+        if self.layer_inputs is not None:
+            common.add(self.layer_inputs.projection.packed.format)
+        first = common.union(*map(_formats, self.layers[:last]))
+        rest = common.union([self.head.packed.format], *map(_formats, self.layers[last:]))
+        rounded = {str(BFLOAT16)}
+        return (first == rounded) == (rest == rounded) == (first | rest == rounded)
 
     def linears(self) -> Iterator[Linear]:
         """Yield all linear layers, the LM head first; stacked matrices come one by one.
@@ -303,6 +307,12 @@ class Decoder:
             yield self.layer_inputs.projection
         for layer in self.layers:
             yield from layer.linears()
+
+
+def _formats(layer: Layer) -> set[str]:
+    """Return the formats of a layer's weights, without its router."""
+    linears = [linear for linear in layer.linears() if linear is not layer.router]
+    return {linear.packed.format for linear in linears}
 
 
 @dataclass(frozen=True)
@@ -358,7 +368,7 @@ def expert_bytes(decoder: Decoder) -> int:
 
 
 class FixedCosts(NamedTuple):
-    """Arguments of :class:`.CostModel` that follow from the model."""
+    """Arguments of :class:`.CostModel` that follow from the model; see there for their units."""
 
     experts: float = 0.0
     overlap: float = 1.0

@@ -31,12 +31,12 @@ class TensorNames:
     # experts, names of tensors: ``{}`` stands for the number of the expert; without it, one tensor
     # has the matrices of all experts.
     layer: Mapping[str, tuple[str, ...]]
-    embedding: str
-    norm: str
+    embedding: str  # name of the token embedding
+    norm: str  # name of the final norm
     # Names of the embeddings of single layers: ``table``, ``projection``, ``norm``.
     layer_inputs: Mapping[str, str] = field(default_factory=dict)
     positions: str | None = None  # name of the learned position embeddings; ``None`` with RoPE
-    head: str = "lm_head"
+    head: str = "lm_head"  # name of the LM head
     # Names that replace those in ``layer`` if a checkpoint has all of these tensors.
     alternatives: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     transposed: bool = False  # whether matrices are stored ``[inputs, outputs]``
@@ -59,8 +59,15 @@ class TensorNames:
     ignored: re.Pattern[str] = re.compile(r"(?!)")
 
     def canonical(self, name: str) -> str:
-        """Return the name of a tensor without ``prefix``, and without that of a language model."""
+        """Return the name of a tensor without the family's ``prefix``.
+
+        In multimodal models, ``language_model.`` before the name is removed, too.
+        """
         return _LANGUAGE_MODEL.sub("", name).removeprefix(self.prefix)
+
+    def in_file(self, name: str) -> str:
+        """Return a name that :meth:`canonical` returns as messages show it to the user."""
+        return name
 
 
 LLAMA_LAYER: dict[str, tuple[str, ...]] = {
@@ -221,7 +228,7 @@ class Family:
     """
 
     model_type: str  # value of ``model_type`` in ``config.json``
-    parse: Callable[[ConfigReader], ModelConfig]
+    parse: Callable[[ConfigReader], ModelConfig]  # reads ``config.json``; raises ConfigError
     names: TensorNames = LLAMA_NAMES  # names of the tensors in safetensors files
     # Values of keys that a config.json may leave out, as in transformers. If a key is present with
     # the value null, the default in the call that reads the key applies instead.
@@ -229,7 +236,7 @@ class Family:
     # Values of ``model_type`` of multimodal models whose ``text_config`` is of this family, unless
     # it states another one.
     multimodal: tuple[str, ...] = ()
-    gguf: tuple[GgufArchitecture, ...] = ()
+    gguf: tuple[GgufArchitecture, ...] = ()  # architectures of the family in GGUF files
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         num_kv_heads=_num_kv_heads(keys, architecture),
         head_dim=head_dim,
         context=rope.extend(context),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=_norm_eps(keys),
         rope=rope,
         windows=(None,) * num_layers,
         qkv_bias=_has_bias(checkpoint, "attn_q") or _has_bias(checkpoint, "attn_qkv"),
@@ -69,6 +69,12 @@ def _llama(keys: GgufReader, architecture: GgufArchitecture, model_type: str) ->
         eos_ids=vocabulary.eos_ids,
         dtype=_dtype(checkpoint),
     )
+
+
+def _norm_eps(keys: GgufReader) -> float:
+    """Return the epsilon of norms; files of Nemotron-H may have it under LayerNorm's name only."""
+    of_layer_norm = keys.get("attention.layer_norm_epsilon")
+    return keys.number("attention.layer_norm_rms_epsilon", of_layer_norm)
 
 
 def _has_bias(checkpoint: GgufCheckpoint, module: str) -> bool:

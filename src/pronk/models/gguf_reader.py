@@ -113,10 +113,15 @@ class GgufReader:
         return check_integer(self.label("block_count"), count, 1, error=ConfigError)
 
     def per_layer(self, key: str, num_layers: int, *, varies: bool = False) -> list[int]:
-        """Return the value of a key for each layer: integers from 0.
+        """Return the value of a key for each layer: integers of at least 0.
 
-        A value that is not an array is that of all layers. Unless the value ``varies``, all numbers
-        except for zeros must be equal.
+        Args:
+            key: the key; its value is an array, or one number for all layers.
+            num_layers: number of layers.
+            varies: whether the numbers may differ; otherwise all numbers above 0 must be equal.
+
+        Raises:
+            ConfigError: the value is no such array or number.
         """
         self.used.add(key)
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")

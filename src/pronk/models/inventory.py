@@ -66,9 +66,10 @@ def family_names(checkpoint: AnyCheckpoint, config: ModelConfig) -> TensorNames:
 
 
 def choose_alternatives(names: TensorNames, stored: Sequence[str]) -> TensorNames:
-    """Return names with those of their alternatives of which all tensors are ``stored``.
+    """Replace names of layers' modules by alternatives that a checkpoint has.
 
-    ``stored`` are names of tensors without the family's prefix.
+    An alternative (``TensorNames.alternatives``) is used if all its tensors are among ``stored``,
+    the names of the checkpoint's tensors without the family's prefix.
     """
     for alternative in names.alternatives:
         wanted = [name for modules in alternative.values() for name in modules]
@@ -237,13 +238,9 @@ class Inventory:
         folder = self.checkpoint.folder
         stored = self._stored_name
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
-        extra = [name for name in stored if name not in expected]
-        unexpected = [
-            stored[name]
-            for name in extra
-            if not any(pattern.fullmatch(name) for pattern in ignored)
-        ]
-        missing = [name for name in expected if name not in stored]
+        used = [name for name in stored if not any(pattern.fullmatch(name) for pattern in ignored)]
+        unexpected = [stored[name] for name in used if name not in expected]
+        missing = [names.in_file(name) for name in expected if name not in stored]
         for kind, tensors in (("missing", missing), ("unexpected", unexpected)):
             if tensors:
                 listed = ", ".join(tensors[:3])
@@ -252,7 +249,7 @@ class Inventory:
                 source = self.checkpoint.config_source
                 wanted = f"the {len(expected)} tensors that {source} asks for"
                 remedy = "check that the files are complete and belong together"
-                found = f"{len(self.checkpoint)}; {remedy}"
+                found = f"{len(used)}; {remedy}"
                 refuse(folder, f"{kind} tensors: {listed}; expected {wanted}, found {found}")
         for name, tensor in expected.items():
             _check_shape_and_dtype(self.checkpoint, stored[name], tensor)

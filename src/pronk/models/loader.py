@@ -173,7 +173,11 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_dtype(name: str, config: ModelConfig) -> DType:
-    """Return the NumPy dtype called ``name``; ``auto`` means the dtype that ``config`` has."""
+    """Return the NumPy dtype called ``name``; ``auto`` means the dtype that ``config`` has.
+
+    Raises:
+        OptionError: there is no such dtype.
+    """
     check_choice("dtype", name, ("auto", *DTYPES))
     return DTYPES[config.dtype if name == "auto" else name]
 

@@ -345,18 +345,23 @@ class Program(ABC):
     ) -> None:
         """Append ``stream = norm(scale · token embeddings (+ learned position embeddings))``.
 
-        With ``part=(i, n)``, the result is part ``i``, from 0, of the rows of ``A``, which are
-        ``n`` times as wide as the stream. With ``zero_first``, the row of a text's first token is
+        The scale is ``config.embedding_scale`` of ``decoder``. With ``part=(i, n)``, the result is
+        written to the buffer ``A`` instead, whose rows are ``n`` times as wide as the stream: it is
+        part ``i``, from 0, of each row. With ``zero_first``, the row of a text's first token is
         zero.
         """
 
     @abstractmethod
     def layer_inputs(self, decoder: Any) -> None:
-        """Append the inputs of all layers of ``decoder``, which :meth:`layer_input` reads.
+        """Append the computation of per-layer inputs (Gemma 3n, Gemma 4), for :meth:`layer_input`.
 
-        They are ``(norm(x W) + scale · layer embeddings of the tokens) / sqrt(2)``, where ``x`` is
-        the stream, ``W`` a projection, and each layer's part of a row is normalized. The attribute
-        ``layer_inputs`` of ``decoder`` has the weights.
+        A row has one input per layer, of ``n = config.layer_input_size`` elements::
+
+            (norm(x W / sqrt(hidden size)) + sqrt(n) * embedding) / sqrt(2)
+
+        ``x`` is the row of the stream, ``W`` a projection to the inputs of all layers, and
+        ``embedding`` the row's token in the layer's own table. The norm is over the elements of one
+        layer. The attribute ``layer_inputs`` of ``decoder`` has the weights.
         """
 
     @abstractmethod

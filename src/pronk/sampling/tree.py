@@ -149,7 +149,10 @@ class TokenTree:
         gain: Iterable[float] | None = None,
         probs: Iterable[Array | None] | None = None,
     ) -> TokenTree:
-        """Return a tree without branches of the given tokens; the first one is the root."""
+        """Return a tree without branches of the given tokens; the first one is the root.
+
+        ``gain`` and ``probs`` are the fields of the tree, with an entry for each token.
+        """
         ids = tuple(tokens)
         return cls(
             ids,

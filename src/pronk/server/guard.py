@@ -281,9 +281,11 @@ def tenant_of(scope: Scope) -> str:
 
 
 def objects_of(scope: Scope) -> list[Any]:
-    """Return the list of the objects of a request's body that the guard frees in slices.
+    """Return the objects that were parsed from a request's body; the list may be appended to.
 
-    Whatever reads the body adds its objects, see :meth:`Bodies.hold`.
+    The code that parses a body appends its objects, inner ones before outer ones. After the
+    response, the guard frees them a part at a time (:meth:`pronk.server.garbage.Bodies.hold`),
+    because to free a large body at once would block the event loop.
     """
     objects: list[Any] = scope.setdefault("pronk.objects", [])
     return objects

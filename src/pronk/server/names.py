@@ -23,7 +23,7 @@ _NAMED = re.compile(r"(?P<name>[\w][\w.:/-]*)=(?P<model>.+)")
 # Options of drafters that name a file; without them, the drafter reads a default file.
 _DEFAULT_FILE_OPTIONS = ("model", "datastore")
 # Options of drafters that name a file; without them, the drafter reads none.
-_OPTIONAL_FILE_OPTIONS = ("store", "table")
+_OPTIONAL_FILE_OPTIONS = ("store", "table", "draft_text")
 # Maximum number of drafters in one request, counting a combined drafter and each drafter in it.
 _MAX_DRAFTERS = 8
 

@@ -159,7 +159,11 @@ class GuardedTokenizer:
             ]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids."""
+        """Return the text of token ids.
+
+        Raises:
+            TokenizerError: the model's tokenizer fails, or needs more than its time limit.
+        """
         if self._decodes_here:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         request = {"decode": list(ids), "skip": skip_special_tokens}
@@ -179,7 +183,10 @@ class GuardedTokenizer:
     def decode_batch(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """Return the text of each list of token ids; the lists share one time limit."""
+        """Return the text of each list of token ids; the lists share one time limit.
+
+        Errors are those of :meth:`decode`.
+        """
         with shared_time():
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 

@@ -102,7 +102,7 @@ class TorchCache(PagedCache):
 class VisibleKeys(NamedTuple):
     """The keys that the rows of an entry see, the same for all layers with the same window."""
 
-    num_rows: int
+    num_rows: int  # number of rows of the entry
     slots: Tensor  # slot of each key in the cache, int64 ``[keys]``
     # Bool ``[rows, keys]``: whether a row sees a key. The mask of a row that sees no key is True
     # for all keys, because a softmax over no keys is NaN; ``sees_any`` sets its output to zero.

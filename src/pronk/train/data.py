@@ -132,9 +132,13 @@ def mix(
     """Yield documents of all pools without end, mixed by the weights of the pools.
 
     The next document is from the pool for which the size of its documents so far, divided by its
-    weight, is smallest. ``size``
-    returns the size of a document; by default in bytes, which need no tokenizer. When all documents
-    of a pool have been yielded, they are shuffled and repeated.
+    weight, is smallest. When all documents of a pool have been yielded, they are shuffled and
+    repeated.
+
+    Args:
+        pools: the documents and weights.
+        seed: seed of the order of the documents.
+        size: returns the size of a document; by default in bytes, which need no tokenizer.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     sizes = [0.0] * len(pools)

@@ -168,7 +168,7 @@ class InitialModel:
     1``, no heads are used.
     """
 
-    name: str
+    name: str  # the model, as the user wrote it
     folder: Path
     config: ModelConfig
     tokenizer: Tokenizer
@@ -240,7 +240,12 @@ class InitialModel:
         return dict(module.state_dict())
 
     def load_heads(self, heads: HeadsModule) -> None:
-        """Copy the checkpoint's heads into ``heads``, as many as exist in both."""
+        """Copy the checkpoint's heads into ``heads``, as many as exist in both.
+
+        Raises:
+            OptionError: the checkpoint's heads have other tensors than ``heads``.
+            CheckpointError: the file of the heads cannot be read.
+        """
         if self.heads is None:
             return
         kept = min(self.heads.num_heads, heads.shape.num_heads)

@@ -66,6 +66,9 @@ def head_config(
 
     Its layer has the sizes of the target's layers, except as the options say. ``verifier`` is the
     target's name, and ``fingerprint`` that of its weights, both stored in the head's file.
+
+    Raises:
+        OptionError: the target has no RMSNorm, or its MLP is not SwiGLU.
     """
     if target.norm != "rms" or not target.gated or target.activation != "silu":
         msg = (

@@ -142,9 +142,10 @@ def head_by_head(
 def shifted_rows(
     batch: int, length: int, places: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return two lists of rows: those with a row ``places`` later in their sequence, and these.
+    """Return the rows with a row ``places`` later in their sequence, and these later rows.
 
-    For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
+    Rows are numbered over all ``batch`` sequences of ``length`` rows. For two sequences of 3 rows
+    and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """
     all_rows = torch.arange(batch * length, device=device).view(batch, length)
     return all_rows[:, : length - places].reshape(-1), all_rows[:, places:].reshape(-1)

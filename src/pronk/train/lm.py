@@ -174,5 +174,8 @@ def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[st
 
 
 def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
-    """Return the configuration of a Llama with the sizes ``shape``."""
+    """Return the configuration of a Llama with the sizes ``shape``.
+
+    ``bos_id`` and ``eos_ids`` are the token ids at the beginning and the end of a text.
+    """
     return replace(llama_config(**asdict(shape), eos_ids=eos_ids), bos_id=bos_id)

@@ -65,10 +65,17 @@ class Objective(ABC, Generic[Module]):
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient of the loss of a batch; return the mean loss.
+        """Add ``scale`` times the gradient of the mean loss of a batch to the module's gradients.
 
-        If there are several losses, the gradient is that of their sum. ``inputs`` and ``targets``
-        are ``[count, length]``.
+        If there are several losses, the gradient is that of their sum.
+
+        Args:
+            inputs: token ids ``[sequences, length]``.
+            targets: for each token of ``inputs``, the next token of its text; same shape.
+            scale: factor of the gradient.
+
+        Returns:
+            The mean loss, without ``scale``.
         """
 
     @abstractmethod

@@ -54,7 +54,7 @@ class DataOptions:
     # maximum number of bytes of text that a new tokenizer is trained on
     tokenizer_bytes: int = 30_000_000
     valid_tokens: int = 16384  # maximum number of tokens of a held-out set
-    seed: int = 0
+    seed: int = 0  # seed of the order of the documents
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -30,7 +30,11 @@ _MAX_SKIPPED = 10_000
 def answers_header(
     llm: LLM, sources: list[SourceSpec], max_tokens: int, seed: int
 ) -> AnswersHeader:
-    """Return the header of a file of answers that ``llm`` gives to questions from ``sources``."""
+    """Return the header of a file of answers that ``llm`` gives to questions from ``sources``.
+
+    ``max_tokens`` is the maximum number of tokens of an answer; the seed of each dialogue is
+    derived from ``seed``.
+    """
     fingerprint = Fingerprint.of(llm.path)
     return AnswersHeader(
         target=llm.path.resolve().name,
@@ -54,7 +58,8 @@ def continuation_params(
 ) -> SamplingParams:
     """Return the sampling parameters with which ``llm`` continues ``prompt`` within its context.
 
-    The request's seed is derived from ``seed`` and ``number``.
+    ``max_tokens`` is a maximum. The request's seed is derived from ``seed`` and ``number``, the
+    number of the dialogue.
     """
     room = llm.config.context - len(prompt)
     request_seed = derive_seed(seed, number)

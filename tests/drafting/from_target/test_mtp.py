@@ -435,7 +435,12 @@ def changed(files: Files, target: Path, **tensors: Any) -> Path:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"mtp.norm.weight": None}, "missing tensors: norm.weight; expected the "),
+        ({"mtp.norm.weight": None}, r"missing tensors: mtp.norm.weight; expected .*, found 14;"),
+        ({"mtp.pre_fc_norm_hidden.weight": None}, r"missing tensors: mtp.pre_fc_norm_hidden.w"),
+        (
+            {"mtp.layers.0.mlp.up_proj.weight": None},
+            r"missing tensors: mtp.layers.0.mlp.up_proj.w",
+        ),
         (
             {"mtp.layers.0.self_attn.q_norm.weight": None},
             r"unexpected tensors: mtp.layers.0.*k_nor",
@@ -444,7 +449,15 @@ def changed(files: Files, target: Path, **tensors: Any) -> Path:
         ({"mtp.more.weight": np.ones(3, np.float32)}, None),
         ({"mtp.layers.1.input_layernorm.weight": np.ones(32, np.float32)}, None),
     ],
-    ids=["missing", "half a norm", "shape", "more", "second block"],
+    ids=[
+        "missing",
+        "missing input",
+        "missing in layer",
+        "half a norm",
+        "shape",
+        "more",
+        "second block",
+    ],
 )
 def test_damaged_blocks(
     tensors: dict[str, Any], message: str | None, files: Files, tmp_path: Path
@@ -472,23 +485,32 @@ def test_damaged_blocks(
 
 
 @pytest.mark.parametrize(
-    ("family", "tensor", "found"),
+    ("family", "overrides", "tensor", "found"),
     [
-        ("deepseek_v2", "model.layers.3.eh_proj.weight", "multi-head latent attention"),
-        ("nemotron_h", "mtp.layers.0.norm.weight", "attention or an MLP alone"),
+        ("deepseek_v2", {}, "model.layers.3.eh_proj.weight", "multi-head latent attention"),
+        ("nemotron_h", {}, "mtp.layers.0.norm.weight", "attention or an MLP alone"),
+        ("bamba", {"attn_layer_indices": []}, "mtp.layers.0.norm.weight", "a recurrence alone"),
     ],
 )
 def test_blocks_of_other_kinds_are_refused(
-    family: str, tensor: str, found: str, checkpoint: MakeCheckpoint, tmp_path: Path
+    family: str,
+    overrides: dict[str, Any],
+    tensor: str,
+    found: str,
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
 ) -> None:
-    folder = Path(shutil.copytree(checkpoint(family), tmp_path / "model"))
+    folder = Path(shutil.copytree(checkpoint(family, **overrides), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {tensor: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
     engine = open_model(folder)
     message = f"expected an MTP layer with keys and values .* with layers of {found}; use another"
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(OptionError, match=message) as caught:
         make_drafter("mtp").bind(engine.target)
     assert "\n" not in str(caught.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is damaged
+        assert make_drafter("auto(bundled=False)").bind(engine.target).parts
 
 
 def test_a_block_with_deepseeks_names(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -541,9 +563,12 @@ def test_a_file_beside_is_one_of_the_target(files: Files, tmp_path: Path) -> Non
         files.folder("qwen3_5_moe_text", **RIGHT), tmp_path / "mtp-1-other.gguf", only_mtp=True
     )
     (tmp_path / "mtp-2-damaged.gguf").write_bytes(b"GGUF")
-    assert find(engine.target) is None
+    damaged = "mtp: head left out: .*mtp-2-damaged.gguf: expected a GGUF file, found 4 bytes"
+    with pytest.warns(UserWarning, match=damaged):
+        assert find(engine.target) is None
     own = write_gguf(files.folder(**RIGHT), tmp_path / "mtp-3-own.gguf", only_mtp=True)
-    assert find(engine.target) == own
+    with pytest.warns(UserWarning, match=damaged):
+        assert find(engine.target) == own
     assert not any(name.startswith("blk.0.") for name in GgufCheckpoint(own))
 
 

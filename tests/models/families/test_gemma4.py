@@ -24,14 +24,18 @@ from models.test_loader import load
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
 from pronk.base.errors import CheckpointError, ConfigError
+from pronk.cache.blocks import BlockTable
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.checkpoint.config import AttentionShape, MixtureConfig, ModelConfig
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, BlockMatrix
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import RopeConfig
 from pronk.models.families import parse_config
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
+from pronk.models.model_runner import ModelRunner
+from pronk.sampling.tree import TokenTree
 from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, make_cache, text_logits
 
@@ -281,6 +285,32 @@ def test_quantized_gguf_files(
     assert np.abs(found - expected).max() < 1e-3
     packed = text_logits(load(path, kernels=kernels()), TOKENS)  # with inputs of 8 bits
     assert np.linalg.norm(packed - found) < 0.2 * np.linalg.norm(found)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "uniform"),
+    [
+        ({"": "Q4_0", "per_layer_model_proj": "BF16"}, True),
+        ("BF16", True),
+        ({"": "BF16", "token_embd": "Q8_0"}, False),  # the head, which is tied
+        ({"": "BF16", "blk.0.attn_q": "Q8_0"}, False),
+    ],
+    ids=str,
+)
+def test_roundings_of_parts_of_the_model(
+    kinds: Any, uniform: bool, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """A part of the layers runs alone only if it rounds activations as all layers do."""
+    path = write_gguf(checkpoint("gemma4_text", **BLOCKS), tmp_path / "a.gguf", kinds)
+    decoder = load(path, kernels=kernels(), dtype=BFLOAT16)
+    assert decoder.has_uniform_activations == uniform
+    table = BlockTable()
+    cache = make_cache(decoder.config, BFLOAT16)
+    cache.prepare(table, len(TOKENS))
+    last = range(len(TOKENS) - 1, len(TOKENS))
+    entry = BatchEntry(table, TokenTree.chain(TOKENS), last, len(TOKENS))
+    found = ModelRunner(decoder, cache).forward(ForwardBatch([entry])).logits[0][:]
+    assert np.array_equal(found, text_logits(decoder, TOKENS, BFLOAT16)[-1:])
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_BLOCKS))

@@ -1,5 +1,6 @@
 """Granite 4 H, Bamba and Falcon-H1: values and refusals of configs, and factors of weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,29 @@ def test_values_of_falcon_h1() -> None:
     assert config.weight_factors["mixer_in"] == (2.0, 1.5, 1.0, 0.5)
     assert config.weight_factors["mixer_gates"] == (2.5,)
     assert config.weight_factors["qkv"] == (2.0, 0.5, 2.0)
+    # A drafter has weights of its own.
+    assert not config.plain_layers(0).weight_factors
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("granitemoehybrid", "hidden_act"),
+        ("bamba", "hidden_act"),
+        ("falcon_h1", "hidden_act"),
+        ("nemotron_h", "mamba_hidden_act"),
+        ("qwen3_5_text", "hidden_act"),
+    ],
+)
+def test_another_activation_of_convolutions_is_refused(
+    family: str, key: str, checkpoint: MakeCheckpoint
+) -> None:
+    """It is that of MLPs, too, which may have others."""
+    folder = checkpoint(family, **overrides_of(family, {}))
+    raw = json.loads((folder / "config.json").read_text())
+    assert parse_config(raw | {key: "swish"}).recurrent is not None
+    with pytest.raises(ConfigError, match=f"{key}: expected silu with recurrent .* found gelu"):
+        parse_config(raw | {key: "gelu"})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -38,6 +38,7 @@ from pronk.server.replicas.messages import (
     identity,
 )
 from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes, prefix_digests
+from server.serving import hold_requests
 from waiting import HUNG, ShiftedClock, until
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
@@ -503,7 +504,9 @@ def test_get_proposer_checks_drafters(llm: LLM) -> None:
         made.llm.get_proposer("nobody")
 
 
-def test_cancelled_requests_leave_no_state(llm: LLM) -> None:
+def test_cancelled_requests_leave_no_state(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_requests(llm, monkeypatch, num_tokens=1)
+
     async def main() -> None:
         replicas = DyingReplicas(llm, [])
         made = dispatcher(llm, replicas)

@@ -34,15 +34,22 @@ from train.tiny_modules import tiny_module
 
 CPU = torch.device("cpu")
 # Families with queries that grow with the position, attention sinks, short convolutions, recurrent
-# layers or attention of different shapes, which modules lack.
+# layers, latent attention, attention of different shapes, or shared experts, which modules lack.
 REFUSED = (
     "ministral3",
     "mistral3",
     "gpt_oss",
     "granite_swa",
     "lfm2",
+    "lfm2_moe",
+    "lfm3",
     "qwen3_5_text",
     "gemma4_text",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "glm4_moe",
+    "qwen2_moe",
 )
 SUPPORTED = [case for case in CASES if case.family not in REFUSED]
 

@@ -225,12 +225,13 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
 
 
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Load a file's rows into an empty table.
+    """Load the rows that :meth:`RecyclingProposer.save` has written into an empty table.
 
-    If they are more than ``max_tokens``, keep the last ones.
+    If the file has more than ``table.max_tokens`` rows, the last ones are kept. ``vocabulary`` is
+    the fingerprint of the target's tokenizer; ``None``: the target has no tokenizer.
 
-    Raises ``OptionError`` if the file is missing, damaged, or of another vocabulary; the table then
-    stays empty.
+    Raises:
+        OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.
     """
     try:
         check_regular(path)

@@ -63,7 +63,7 @@ class HeadDraft:
     logits: list[Array] = field(default_factory=list)
 
     def add(self, parent: int, token: int) -> int:
-        """Add a node below a computed one; return its number."""
+        """Add a node with a token id below the computed node ``parent``; return its number."""
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from pronk.base.checks import check_choice, check_integer, check_path
 from pronk.base.errors import CheckpointError, ConfigError, OptionError, PronkError, refuse
@@ -56,7 +56,7 @@ from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
 _MAX_VOCAB = 1 << 20  # no model has more tokens
-# folder of the heads that come with pronk, each in a folder with a model card
+# Folder of the heads that come with pronk, each in a folder with a model card.
 _PACKAGED = Path(__file__).parents[2] / "heads"
 
 
@@ -120,17 +120,7 @@ class Eagle3(Drafter):
         return None
 
     def bind(self, target: Target) -> Eagle3Proposer:
-        folder = (
-            self.find_default(target)
-            if self.model is None
-            else resolve_model(self.model).absolute()
-        )
-        if folder is None:
-            msg = (
-                f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, '
-                "found none"
-            )
-            raise OptionError(msg)
+        folder = self._find_head(target)
         check_needs(self.name, Eagle3Proposer.capabilities, target)
 
         def load_runner() -> EagleRunner:
@@ -145,8 +135,21 @@ class Eagle3(Drafter):
         runner = models.get_or_load(folder, *kind, load=load_runner)
         return Eagle3Proposer(self, runner)
 
+    def _find_head(self, target: Target) -> Path:
+        """Return the folder or file of the head; raise OptionError if there is none."""
+        if self.model is not None:
+            return resolve_model(self.model).absolute()
+        default = self.find_default(target)
+        if default is None:
+            msg = (
+                f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, '
+                "found none"
+            )
+            raise OptionError(msg)
+        return default
+
     def _trim(self, head: EagleHead, target: Target) -> None:
-        """Limit a head to ``draft_vocab`` tokens."""
+        """Limit a head to ``draft_vocab`` tokens: special tokens, and the most frequent others."""
         tokens = head.tokens
         if len(tokens) <= self.draft_vocab:
             return
@@ -171,6 +174,7 @@ class Mtp(Eagle3):
     Attributes:
         model: folder, Hub id or GGUF file with a head. ``None`` is the head in the target's own
             folder or file, or for a GGUF file the head in a file ``mtp-*.gguf`` beside it.
+        num_tokens: maximum number of draft tokens of a path, 1..64.
     """
 
     name = "mtp"
@@ -182,12 +186,12 @@ class Mtp(Eagle3):
 
         llama.cpp's converter also writes the head alone, to a file ``mtp-*.gguf``. Such a file
         beside a GGUF file is used if it is of the target's architecture; of several, the first one
-        by name.
+        by name. A file that cannot be read is left out with a warning.
         """
         folder = target.folder
         if folder is None:
             return None
-        # raised if the files have changed since the target was loaded
+        # The error is raised if the files have changed since the target was loaded.
         with suppress(CheckpointError):
             if find_mtp_names(tuple(open_checkpoint(folder))) is not None:
                 return folder
@@ -195,9 +199,13 @@ class Mtp(Eagle3):
             return None
         architecture = describe_architecture(target.decoder.config)
         for file in sorted(folder.parent.glob(MTP_FILES)):
-            with suppress(PronkError):
-                if describe_architecture(read_config(file)) == architecture:
-                    return file
+            try:
+                found = describe_architecture(read_config(file))
+            except PronkError as error:
+                warnings.warn(f"{self.name}: head left out: {error}", stacklevel=2)
+                continue
+            if found == architecture:
+                return file
         return None
 
 
@@ -232,7 +240,11 @@ class Eagle3Proposer(Proposer[DraftCache]):
     def propose(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
         if self.options.num_nodes is None:
             return [chain.tree() for chain in self.chains(contexts)]
-        # trees of a root alone, for requests that do not draft
+        return self._propose_trees(contexts)
+
+    def _propose_trees(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[TokenTree]:
+        """Propose a tree for each request, with one pass of the head per depth of all trees."""
+        # A request that does not draft keeps the tree of its root alone.
         trees = [Chain(context, self.label).tree() for context in contexts]
         active = {
             number: context
@@ -272,12 +284,30 @@ class Eagle3Proposer(Proposer[DraftCache]):
         if chain is None and plan.costs is not None:
             chain = self.chain_costs(context, plan.costs)
         rate = context.acceptance.rates(self.chain_label).mean(DEFAULT_RATE)
-        more = [gain * rate for gain, *_ in search.best]
+        more = [node.gain * rate for node in search.best]
         return plan.another_pass_pays(search.trie.gains[1:], more, chain, search.depth)
 
     def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:
         num_unread = max(0, context.block_table.length - len(context.state.tokens) - 1)
         return model_chain_costs(self.runner, context, costs, self.options.num_tokens, num_unread)
+
+
+class _Node(NamedTuple):
+    """A draft token of a tree that grows.
+
+    Attributes:
+        number: the node in ``_Search.trie``.
+        parent_row: node of its parent in ``_Search.draft``.
+        gain: probability that verification reaches and accepts the node.
+        probability: product of the head's probabilities of the tokens in ``path``.
+        path: draft tokens from below the root to this one.
+    """
+
+    number: int
+    parent_row: int
+    gain: float
+    probability: float
+    path: tuple[int, ...]
 
 
 @dataclass
@@ -286,17 +316,19 @@ class _Search:
 
     Attributes:
         draft: rows of the nodes that get children.
+        options: options of the drafter.
+        label: label of the drafter in the tree's origins.
+        ids: target's token id of each logit; ``None``: logit i is that of token i.
         depth: depth of the deepest nodes.
-        best: the likeliest nodes of this depth: gain, probability, node of ``trie``, parent's node
-            in ``draft``, tokens of the path.
+        best: the likeliest nodes of this depth, at most ``options.beam``.
     """
 
     draft: HeadDraft
     options: Eagle3
     label: str
-    ids: DraftIds | None  # target's token id of each logit; ``None``: logit i is that of token i
+    ids: DraftIds | None
     depth: int = 0
-    best: list[tuple[float, float, int, int, tuple[int, ...]]] = field(default_factory=list)
+    best: list[_Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         context = self.draft.context
@@ -304,11 +336,10 @@ class _Search:
         self.max_nodes = min(self.options.num_nodes or 0, context.max_nodes)
         self._max_depth = min(self.options.num_tokens, context.max_depth)
         self._rates = context.acceptance.rates(self.label)
-        # Computed nodes without children: node in ``draft`` and in ``trie``, probability, tokens of
-        # the path.
-        self._level: list[tuple[int, int, float, tuple[int, ...]]] = [
-            (len(self.draft.outputs) - 1, 0, 1.0, ())
-        ]
+        root = _Node(number=0, parent_row=-1, gain=1.0, probability=1.0, path=())
+        root_row = len(self.draft.outputs) - 1
+        # Computed nodes without children, each with its own node in ``draft``.
+        self._level: list[tuple[int, _Node]] = [(root_row, root)]
 
     def expand(self) -> bool:
         """Add the likeliest children of the computed nodes to the tree.
@@ -316,31 +347,31 @@ class _Search:
         Return whether the depth limit allows children of these children.
         """
         self.depth += 1
-        found = list[tuple[float, float, int, int, tuple[int, ...]]]()
-        for own, node, probability, path in self._level:
-            for token, prob in self._children(own, path):
-                kind = DrafterRates.confidence_kind(prob)
-                gain = self.trie.gains[node] * self._rates.rate(kind, self.depth)
-                child = self.trie.add(node, token, gain, (self.label, kind))
-                found.append((gain, probability * prob, child, own, (*path, token)))
-        found.sort(key=lambda each: -each[1])
+        found = list[_Node]()
+        for row, parent in self._level:
+            for token, probability in self._children(row, parent.path):
+                kind = DrafterRates.confidence_kind(probability)
+                gain = self.trie.gains[parent.number] * self._rates.rate(kind, self.depth)
+                number = self.trie.add(parent.number, token, gain, (self.label, kind))
+                product = parent.probability * probability
+                found.append(_Node(number, row, gain, product, (*parent.path, token)))
+        found.sort(key=lambda node: -node.probability)
         self.best = found[: self.options.beam]
         return bool(found) and self.depth < self._max_depth
 
     def add_best(self) -> None:
         """Add the likeliest nodes of this depth to the next pass of the head."""
-        add = self.draft.add
-        self._level = [
-            (add(own, path[-1]), node, probability, path)
-            for _, probability, node, own, path in self.best
-        ]
+        self._level = [(self.draft.add(node.parent_row, node.path[-1]), node) for node in self.best]
 
-    def _children(self, own: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
-        """Return the likeliest tokens after a computed node, with their probabilities."""
+    def _children(self, row: int, path: tuple[int, ...]) -> list[tuple[int, float]]:
+        """Return the likeliest tokens after a computed node, with their probabilities.
+
+        ``row`` is the node in ``draft``, and ``path`` are the draft tokens up to this node.
+        """
         sampler = self.draft.context.sampler
         with sampler.after(path):
             drawn = sampler.draft_token(
-                self.draft.logits[own], self.draft.context.root, draw=False, ids=self.ids
+                self.draft.logits[row], self.draft.context.root, draw=False, ids=self.ids
             )
         return [] if drawn is None else drawn.top_tokens(self.options.beam)
 
@@ -348,27 +379,33 @@ class _Search:
 def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
     """Refuse a head of another architecture, and warn about one of another target."""
     own = head.eagle.fingerprint
-    verifier = head.eagle.verifier
-    # computed only if needed, because it reads a part of every tensor of the target
+    # Computed only if needed, because it reads a part of every tensor of the target.
     fingerprint = None if own is None else target.fingerprint
-    if own is not None and fingerprint is not None:
-        if own.architecture != fingerprint.architecture:
-            msg = (
-                f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found "
-                f"one of {own}"
-            )
-            raise OptionError(msg)
-        if own.weights != fingerprint.weights and not target.matches(own):
-            warnings.warn(
-                f"{drafter}: {folder.name} was trained on {own}, which is not this target",
-                stacklevel=4,
-            )
-    elif verifier is not None and target.folder is not None:
-        name = Path(verifier).name.lower()
-        if not any(
-            part.lower().startswith(name) or name in part.lower() for part in target.folder.parts
-        ):
-            found = target.folder.name
-            warnings.warn(
-                f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=4
-            )
+    if own is None or fingerprint is None:
+        _check_target_name(drafter, folder, head, target)
+        return
+    if own.architecture != fingerprint.architecture:
+        msg = (
+            f"{drafter}: {folder.name}: expected a head of this target ({fingerprint}), found "
+            f"one of {own}"
+        )
+        raise OptionError(msg)
+    if own.weights != fingerprint.weights and not target.matches(own):
+        warnings.warn(
+            f"{drafter}: {folder.name} was trained on {own}, which is not this target",
+            stacklevel=4,
+        )
+
+
+def _check_target_name(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
+    """Warn if a head without a fingerprint names another target than the folder of this one."""
+    verifier = head.eagle.verifier
+    if verifier is None or target.folder is None:
+        return
+    name = Path(verifier).name.lower()
+    parts = [part.lower() for part in target.folder.parts]
+    if not any(name in part for part in parts):
+        found = target.folder.name
+        warnings.warn(
+            f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=5
+        )

@@ -76,7 +76,13 @@ class DraftCache:
         return self.start + len(self.tokens) + len(self.tree or ())
 
     def match_prefix(self, text: Sequence[int], salt: bytes) -> None:
-        """Fill an empty cache with the longest prefix of ``text`` in the pool's prefix cache."""
+        """Fill an empty cache with the longest prefix of ``text`` in the pool's prefix cache.
+
+        Args:
+            text: token ids of the draft model.
+            salt: hashed into the keys of the prefix cache; blocks of requests with another salt are
+                not found. This cache registers its own blocks with this salt, too.
+        """
         self.salt = salt
         if self.block_table.blocks or self.tokens:
             return

@@ -43,7 +43,7 @@ MakeEntry = Callable[[DraftContext[DraftCache], TokenTree, range, int], BatchEnt
 def make_draft_entry(
     context: DraftContext[DraftCache], tree: TokenTree, logits_nodes: range, num_computed: int
 ) -> BatchEntry:
-    """Return a draft model's entry in a forward pass (:data:`MakeEntry`).
+    """Return a draft model's entry in a forward pass; arguments as in :data:`MakeEntry`.
 
     Positions count from the first token that the model has read, which may be in the middle of the
     text.

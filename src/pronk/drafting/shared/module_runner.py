@@ -120,8 +120,9 @@ class ModuleRunner:
     def reserve_again(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
         """Drop the last committed row, so that it is run again, and :meth:`reserve` slots.
 
-        The output of this row gives the first draft token. Return False if the pool is full, no
-        draft token is allowed, or the target has no hidden state of the row.
+        ``extra_rows`` is that of :meth:`reserve`. The row's output gives the first draft token.
+        Return False if the pool is full, no draft token is allowed, or the target has no hidden
+        state of the row.
         """
         num_rows = context.block_table.length
         num_lost = context.block_table.num_released * self.target.cache.block_size

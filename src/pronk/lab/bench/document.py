@@ -57,7 +57,7 @@ class PassCost:
 class Failure:
     """A prompt that was skipped or that failed, and the reason."""
 
-    id: str
+    id: str  # id of the prompt
     reason: str
 
 
@@ -71,7 +71,7 @@ class Figures:
     temperature: float  # sampling temperature; 0 is greedy decoding
     prompts: int  # number of prompts that the metrics cover
     asked: int  # number of prompts given to the method, failed ones included
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[Failure, ...] = ()  # prompts without an output, left out of the metrics
     tokens: int = 0  # number of generated tokens in one repeat
     tokens_per_second: Range | None = None  # generated tokens / (prefill + decoding time)
     # ``tokens_per_second``, divided by that of plain decoding in the same repeat.
@@ -102,7 +102,7 @@ class Figures:
     verify_cost: float | None = None
     ttft: Range | None = None  # seconds to the first token, mean over the prompts
     itl: Latency | None = None  # seconds per token; the tokens of a step share its time equally
-    split: Split | None = None
+    split: Split | None = None  # fractions of the time for drafting, the target and the rest
     # Peak memory in bytes, the largest over the prompts; see PeakMemory. That of a peer is measured
     # in the peer's process.
     peak_memory: int | None = None
@@ -111,7 +111,7 @@ class Figures:
     # Number of prompts, out of ``compared``, whose outputs in all repeats are equal to the output
     # of plain decoding in the first repeat.
     same: int | None = None
-    compared: int | None = None
+    compared: int | None = None  # number of prompts whose outputs were compared
     # Number of the ``compared - same`` prompts whose first difference is a near tie.
     near_ties: int | None = None
     # Mean fraction of an output's 4-grams that occurred before in that output.

@@ -1,4 +1,7 @@
-"""Methods that a benchmark compares: drafters in this process, and peers in their own processes."""
+"""Methods that a benchmark compares: drafters of pronk, and methods of other engines (peers).
+
+Drafters run in this process, and each peer in a process of its own.
+"""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class Case:
     """A text with its right answer."""
 
     text: str
-    kind: str
-    flagged: bool
+    kind: str  # "prompt" of a user, or "answer" of a model
+    flagged: bool  # whether the text is not acceptable
     # Right categories, empty for an acceptable text. ``None``: the file says only that the text is
     # not acceptable.
     categories: frozenset[str] | None
@@ -42,9 +42,9 @@ class Case:
 class Counts:
     """Right and wrong answers about one class of texts."""
 
-    true_positives: int = 0
-    false_positives: int = 0
-    false_negatives: int = 0
+    true_positives: int = 0  # of the class, and recognized
+    false_positives: int = 0  # of another class, and taken for this one
+    false_negatives: int = 0  # of the class, and not recognized
     true_negatives: int = 0
 
     def add(self, *, expected: bool, found: bool) -> None:

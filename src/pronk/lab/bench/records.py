@@ -64,10 +64,10 @@ class Model:
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """Versions and settings of a peer by name; ``{"error": …}`` if the peer did not start."""
+    """Versions and settings of a peer: a method of another engine, in a process of its own."""
 
-    method: str
-    notes: dict[str, str]
+    method: str  # name of the peer, as the user wrote it
+    notes: dict[str, str]  # versions and settings by name; ``{"error": …}`` if it did not start
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PassTime:
 class Skip:
     """A prompt that is not measured, and the reason."""
 
-    id: str
+    id: str  # id of the prompt
     task: str
     reason: str
 
@@ -102,16 +102,16 @@ class Sample:
     """
 
     task: str
-    id: str
-    method: str  # a drafter or a peer, as the user wrote it
+    id: str  # id of the prompt, or of one turn of a conversation
+    method: str  # a drafter or a peer (another engine), as the user wrote it
     engine: str  # "pronk", or the name of the peer's engine
-    temperature: float
+    temperature: float  # sampling temperature; 0 is greedy decoding
     seed: int
     repeat: int  # index of the repeat
     seconds: float = 0.0  # wall-clock time of the call for the whole batch, divided by ``batch``
     total_seconds: float = 0.0  # from the start of the request to its end
-    prompt_tokens: int = 0
-    tokens: tuple[int, ...] = ()
+    prompt_tokens: int = 0  # number of tokens of the prompt
+    tokens: tuple[int, ...] = ()  # ids of the generated tokens
     ttft: float | None = None  # from the start of the request to its first token
     steps: tuple[StepStats, ...] | None = None  # one per forward pass that generated tokens
     # Predicted and observed acceptance of the draft tokens, one entry per bin of predictions.

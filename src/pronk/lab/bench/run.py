@@ -1,4 +1,8 @@
-"""Run of a benchmark: load each model, start its peers, measure all methods; or continue one."""
+"""Run of a benchmark: load each model, start other engines on it, and measure all methods.
+
+Another engine is a *peer*, such as llama.cpp; it runs in a process of its own. A benchmark that was
+interrupted is continued: its records are kept, and only the missing prompts are measured.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,10 @@ _FREE_OPTIONS = ("minutes", "resume", "as_json", "markdown", "report", "trace")
 
 @dataclass(frozen=True)
 class Plan:
-    """Drafters, peers and prompts to measure; plain decoding is always the first method."""
+    """Drafters, peers (other engines), prompts and options of a benchmark.
+
+    The first measured method is always plain decoding.
+    """
 
     drafters: tuple[str, ...]
     tasks: Mapping[str, Sequence[Prompt]]  # prompts by task

@@ -38,6 +38,9 @@ _output = panel("Output", show_default=False)
 # Values that --quick gives to options that the user has not set. A benchmark of smollm2 then takes
 # seconds on two threads.
 _QUICK: dict[str, Any] = {"limit": 1, "max_tokens": 32, "temperature": [0.0], "repeats": 1}
+_QUICK_NOTE = "rough figures of one run per prompt; pronk bench without --quick measures more\n"
+
+_DEFAULT_BATCH = 16  # of ``pronk.LLM``: the option ``max_batch``
 
 
 def plan(
@@ -241,16 +244,35 @@ def bench(
         )
     if replay is not None:
         _refuse_ignored(command, "replay", ("replay", "as_json", "markdown", "report"))
-        from pronk.lab.bench.records import read_trace
-
-        outputs.deliver(read_trace(replay))
-        return
-    if moderation is not None:
+        _replay(replay, outputs)
+    elif moderation is not None:
         known = ("moderation", "as_json", "markdown", "model", *load.keywords)
         _refuse_ignored(command, "moderation", known)
         _moderate(load, model or [], moderation, outputs)
-        return
-    from pronk.checkpoint import DEFAULT_MODEL
+    else:
+        if quick:
+            make_plan = _quick_plan(make_plan, command)
+        _measure(load, make_plan, drafter, model, outputs, resume=resume, quick=quick)
+
+
+def _replay(path: Path, outputs: Outputs) -> None:
+    """Write the results of the trace file ``path``."""
+    from pronk.lab.bench.records import read_trace
+
+    outputs.deliver(read_trace(path))
+
+
+def _measure(
+    load: "partial[LLM]",
+    make_plan: "partial[Plan]",
+    drafters: list[str],
+    models: list[str] | None,
+    outputs: Outputs,
+    *,
+    resume: bool,
+    quick: bool,
+) -> None:
+    """Run the benchmark, and write the results, also if it is interrupted or fails."""
     from pronk.lab.bench.records import Trace
     from pronk.lab.bench.run import run
 
@@ -258,38 +280,43 @@ def bench(
     try:
         screen = Console(stderr=True)
         with status_bar(screen, "MofNCompleteColumn") as bar, ExitStack() as stack:
-            if quick:
-                make_plan = _quick_plan(make_plan, command)
-            bench_plan = make_plan(drafter, model)
+            bench_plan = make_plan(drafters, models)
             shorter = "--quick, --limit 1, --repeats 1, --max-tokens 32"
             status = announce(screen, bar, bench_plan.size, shorter)
-            models = {name: [name] for name in model} if model else {DEFAULT_MODEL: list[str]()}
-            batch = max(16, bench_plan.options.batch)  # at least the default of pronk.LLM
-            loaders = {
-                name: partial(load, max_batch=batch, model=values, drafter="autoregressive")
-                for name, values in models.items()
-            }
+            loaders = _model_loaders(load, models, bench_plan.options.batch)
             arguments = {
                 **make_plan.keywords,
                 **load.keywords,
                 "model": list(loaders),
-                "drafter": drafter,
+                "drafter": drafters,
             }
             # The trace stores JSON values, so dumps and loads convert paths to text.
             arguments = json.loads(json.dumps(arguments, default=str))
-            records = _open_trace(trace, arguments if resume else None, stack)
+            records = _open_trace(outputs.trace, arguments if resume else None, stack)
             run(loaders, bench_plan, records, arguments, status)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    finally:  # also after an error, show the results so far
+    finally:
         if records.records:
             outputs.deliver(records.records)
             if quick:
-                sys.stderr.write(
-                    "rough figures of one run per prompt; pronk bench without --quick measures "
-                    "more\n"
-                )
+                sys.stderr.write(_QUICK_NOTE)
     _check_measured(records)
+
+
+def _model_loaders(
+    load: "partial[LLM]", models: list[str] | None, batch: int
+) -> "dict[str, partial[LLM]]":
+    """Return a function for each model that loads it, by the model's name.
+
+    The models take ``batch`` requests at a time, or the default of ``pronk.LLM`` if that is more.
+    """
+    from pronk.checkpoint import DEFAULT_MODEL
+
+    options: dict[str, Any] = {"max_batch": max(_DEFAULT_BATCH, batch), "drafter": "autoregressive"}
+    if not models:
+        return {DEFAULT_MODEL: partial(load, model=list[str](), **options)}
+    return {name: partial(load, model=[name], **options) for name in models}
 
 
 def _quick_plan(make_plan: "partial[Plan]", command: typer.Context) -> "partial[Plan]":
@@ -300,6 +327,7 @@ def _quick_plan(make_plan: "partial[Plan]", command: typer.Context) -> "partial[
 
 
 def _check_measured(records: "Trace") -> None:
+    """Raise PromptError if no prompt was measured."""
     from pronk.lab.bench.records import Sample
 
     if not any(isinstance(record, Sample) for record in records.records):
@@ -312,14 +340,11 @@ def _check_measured(records: "Trace") -> None:
 
 def _refuse_ignored(command: typer.Context, mode: str, known: Sequence[str]) -> None:
     """Raise OptionError for an option that has no effect with ``--replay`` or ``--moderation``."""
+    kinds = "the output" if mode == "replay" else "the model, --json and --markdown"
     for name in given_options(command):
         if name not in known:
-            kinds = "the output" if mode == "replay" else "the model, --json and --markdown"
-            refuse(
-                mode,
-                f"expected only options of {kinds}, found --{name.replace('_', '-')}",
-                OptionError,
-            )
+            option = name.replace("_", "-")
+            refuse(mode, f"expected only options of {kinds}, found --{option}", OptionError)
 
 
 def _moderate(load: "partial[LLM]", models: Sequence[str], path: Path, outputs: Outputs) -> None:

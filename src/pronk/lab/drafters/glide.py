@@ -33,8 +33,10 @@ def make_glide_entry(
 ) -> BatchEntry:
     """Return a request's entry of a forward pass of GLIDE's model.
 
-    Positions are those of the target. GLIDE's model reads its own KV cache and that of the target,
-    which must not change until the request's proposal is complete.
+    The nodes of ``tree`` after the first ``num_computed``, which are cached, are computed, and
+    those of ``logits_nodes`` get logits. Positions are those of the target. GLIDE's model reads its
+    own KV cache and that of the target, which must not change until the request's proposal is
+    complete.
     """
     return BatchEntry(
         context.state.block_table,

@@ -30,16 +30,16 @@ _STRINGS_PER_HOLDER = 240
 class Distribution:
     """Result of the chi-square test of the strings sampled with one drafter."""
 
-    prompt: str
-    samples: int
-    cells: int  # number of cells after `merge_small`
-    statistic: float
-    freedom: int
-    p_value: float
+    prompt: str  # id of the prompt
+    samples: int  # number of sampled strings
+    cells: int  # number of sets of strings whose frequencies are compared, rare ones merged
+    statistic: float  # chi-square statistic of the cells
+    freedom: int  # degrees of freedom of the statistic
+    p_value: float  # probability of a statistic at least as large without a defect
     threshold: float  # the test fails if the p-value is below this
     impossible: int  # number of drawn strings whose probability is 0; the test fails unless it is 0
-    drafted: int
-    accepted: int
+    drafted: int  # number of verified draft tokens
+    accepted: int  # number of accepted draft tokens
 
     @property
     def failed(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
@@ -49,9 +50,13 @@ if find_spec("llguidance") is not None:  # guides need this optional dependency
 class Candidate:
     """One of the two tokens at the first difference of two texts, scored by plain decoding.
 
-    ``score`` is the value whose argmax over the vocabulary the sampler takes: the logit after
-    processors and, if the temperature is above 0, the noise of the request's seed at this position.
-    ``score`` is ``None`` if a processor banned the token.
+    Attributes:
+        token_id: id of the token.
+        text: text of the token; for a special token, its name.
+        logit: the target's logit after the tokens that both texts have.
+        score: the value whose argmax over the vocabulary the sampler takes: the logit after
+            processors and, if the temperature is above 0, with the noise of the request's seed at
+            this position. ``None``: a processor banned the token.
     """
 
     token_id: int
@@ -68,11 +73,11 @@ class Divergence:
     difference is a near tie, which rounding explains. Otherwise it is a defect.
     """
 
-    prompt: str
+    prompt: str  # id of the prompt
     mode: str  # decoding mode, a key of MODES such as "greedy"
-    batch: bool
+    batch: bool  # whether the text with the drafter was generated in a batch
     position: int  # index of the first differing token among the generated ones
-    what: str
+    what: str  # the difference in words
     # The tokens of the two texts at ``position``. One is ``None`` if its text ends there. Both are
     # ``None`` if only the finish reason or the decoded text differs, or if the drafter raised.
     expected: Candidate | None = None  # token of the text by plain decoding
@@ -80,7 +85,7 @@ class Divergence:
     # Score of ``expected`` minus score of ``found``; ``None`` if one of the scores is missing.
     gap: float | None = None
     tolerance: float | None = None  # estimated rounding error of a logit; None if no token differs
-    near_tie: bool = False
+    near_tie: bool = False  # whether rounding explains the difference
 
 
 def find_divergence(llm: LLM, reference: GeneratedText, text: GeneratedText) -> Divergence | None:
@@ -92,22 +97,14 @@ def find_divergence(llm: LLM, reference: GeneratedText, text: GeneratedText) -> 
     assert (reference.prompt, reference.params) == (text.prompt, text.params)
     plain = reference.completion
     other = text.completion
-    labels = (text.prompt.id, text.mode, text.batch)
+    diverge = partial(Divergence, text.prompt.id, text.mode, text.batch)
     if other.stats.draft_error is not None:
         what = f"its drafter raised {other.stats.draft_error}"
-        return Divergence(*labels, len(plain.token_ids), what)
-    pairs = enumerate(zip_longest(plain.token_ids, other.token_ids))
-    position = next((place for place, (token, other_token) in pairs if token != other_token), None)
+        return diverge(len(plain.token_ids), what)
+    position = _first_difference(plain.token_ids, other.token_ids)
     if position is None:
-        plain_end = (plain.finish_reason, plain.stop_reason)
-        other_end = (other.finish_reason, other.stop_reason)
-        if plain_end != other_end:
-            what = f"finish {other_end}, expected {plain_end}"
-            return Divergence(*labels, len(plain.token_ids), what)
-        if plain.text != other.text:
-            what = "another text of the same tokens"
-            return Divergence(*labels, len(plain.token_ids), what)
-        return None
+        difference = _difference_beside_tokens(plain, other)
+        return None if difference is None else diverge(len(plain.token_ids), difference)
     (recorder,) = score_next(llm, plain.prompt_token_ids, [plain.token_ids[:position]], text.params)
     tolerance = rounding(llm, float(np.abs(recorder.logits).max()))
     expected = _candidate(llm, recorder, plain.token_ids, position)
@@ -115,12 +112,45 @@ def find_divergence(llm: LLM, reference: GeneratedText, text: GeneratedText) -> 
     if expected is None or found is None:
         verb = "ends" if found is None else "goes on"
         what = f"{verb} after {position} tokens"
-        return Divergence(*labels, position, what, expected, found, None, tolerance)
-    gap: float | None = None
-    if expected.score is not None and found.score is not None:
-        gap = expected.score - found.score
-    near_tie = recorder.could_choose(found.token_id, expected.token_id, tolerance)
-    return Divergence(*labels, position, "another token", expected, found, gap, tolerance, near_tie)
+        return diverge(position, what, expected, found, tolerance=tolerance)
+    return diverge(
+        position,
+        "another token",
+        expected,
+        found,
+        gap=_score_gap(expected, found),
+        tolerance=tolerance,
+        near_tie=recorder.could_choose(found.token_id, expected.token_id, tolerance),
+    )
+
+
+def _first_difference(tokens: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs; ``None`` if all are equal.
+
+    If one text is the beginning of the other, the index is its length.
+    """
+    for position, (token, other_token) in enumerate(zip_longest(tokens, other)):
+        if token != other_token:
+            return position
+    return None
+
+
+def _difference_beside_tokens(plain: Completion, other: Completion) -> str | None:
+    """Return the difference of two completions with equal tokens, in words; ``None``: none."""
+    plain_end = (plain.finish_reason, plain.stop_reason)
+    other_end = (other.finish_reason, other.stop_reason)
+    if plain_end != other_end:
+        return f"finish {other_end}, expected {plain_end}"
+    if plain.text != other.text:
+        return "another text of the same tokens"
+    return None
+
+
+def _score_gap(expected: Candidate, found: Candidate) -> float | None:
+    """Return the difference of two tokens' scores; ``None`` if one of the tokens is banned."""
+    if expected.score is None or found.score is None:
+        return None
+    return expected.score - found.score
 
 
 def _candidate(
@@ -153,11 +183,11 @@ class Equality:
 
     # Whether the device guarantees bit-identical logits: near ties then count as failures.
     exact: bool
-    texts: int = 0
-    equal: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    divergences: tuple[Divergence, ...] = ()
+    texts: int = 0  # number of compared texts
+    equal: int = 0  # number of texts that are equal to those of plain decoding
+    drafted: int = 0  # number of verified draft tokens
+    accepted: int = 0  # number of accepted draft tokens
+    divergences: tuple[Divergence, ...] = ()  # one for each text that differs
 
     @property
     def near_ties(self) -> int:
@@ -191,25 +221,33 @@ def generate_texts(
     """Generate the texts of a mode, one at a time or as one batch.
 
     Prompts of a batch may differ in length, be prefilled in chunks, and end at different steps.
+
+    Args:
+        llm: the target.
+        proposer: the drafter to verify, bound to the target.
+        prompts: the prompts; prompt ``i`` has the seed ``derive_seed(settings.seed, i)``.
+        mode: decoding mode, a key of :data:`MODES`.
+        settings: length of the texts, seed and acceptance rule.
+        meter: receives the progress.
+        batch: whether all prompts are decoded together.
     """
     options = SamplingParams(
         max_tokens=settings.max_tokens, logprobs=1, rule=settings.rule, **MODES[mode]
     )
-    seeds = [derive_seed(settings.seed, index) for index in range(len(prompts))]
-    texts = [
-        (prompt, mode, batch, replace(options, seed=seed))
-        for prompt, seed in zip(prompts, seeds, strict=True)
+    params = [
+        replace(options, seed=derive_seed(settings.seed, index)) for index in range(len(prompts))
     ]
+    batch_size = len(prompts) if batch else 1
     completions: list[Completion] = []
-    for group in [texts] if batch else [[text] for text in texts]:
-        ids = [prompt.ids for prompt, *_ in group]
-        params = [params for *_, params in group]
+    for start in range(0, len(prompts), batch_size):
+        group = slice(start, start + batch_size)
+        ids = [prompt.ids for prompt in prompts[group]]
         progress = meter.batch_callback(settings.max_tokens)
-        completions += llm.generate(ids, params, drafter=proposer, progress=progress)
-        progress(len(group), len(group))  # generate() reports only before each step
+        completions += llm.generate(ids, params[group], drafter=proposer, progress=progress)
+        progress(len(ids), len(ids))  # generate() reports only before each step
     return [
-        GeneratedText(*text, completion)
-        for text, completion in zip(texts, completions, strict=True)
+        GeneratedText(prompt, mode, batch, own_params, completion)
+        for prompt, own_params, completion in zip(prompts, params, completions, strict=True)
     ]
 
 

@@ -57,9 +57,9 @@ class ProgressMeter:
     """Progress of a verification in tokens; a finished request counts as ``max_tokens`` tokens."""
 
     callback: Progress | None
-    total: int
-    done: int = 0
-    label: str = field(default="", init=False)
+    total: int  # number of tokens of the whole verification
+    done: int = 0  # number of tokens so far
+    label: str = field(default="", init=False)  # name of the part that is running
 
     def begin(self, label: str) -> None:
         """Set the label of the current part of the verification."""

@@ -26,7 +26,7 @@ class Rescoring:
 
     # Largest allowed difference of a log-probability; 0 if the kernels' logits are bit-identical.
     tolerance: float
-    tokens: int = 0
+    tokens: int = 0  # number of compared tokens
     # Number of tokens whose log-probability is missing, or differs by more than the tolerance.
     wrong: int = 0
     # Largest difference of a log-probability in decoding and in scoring, in nats.
@@ -34,8 +34,8 @@ class Rescoring:
     # Prompt, mode and position of the first wrong token; ``None`` without one.
     where: str | None = None
     left_out: int = 0  # number of texts not compared because :meth:`TextScorer.can_score` is false
-    drafted: int = 0
-    accepted: int = 0
+    drafted: int = 0  # number of verified draft tokens
+    accepted: int = 0  # number of accepted draft tokens
 
     @property
     def failed(self) -> bool:
@@ -55,7 +55,7 @@ class TextScorer:
     """
 
     llm: LLM
-    tolerance: float
+    tolerance: float  # largest allowed difference of a log-probability, in nats
     _cache: dict[tuple[int, ...], list[LogProbs | None]] = field(default_factory=dict, repr=False)
 
     @classmethod

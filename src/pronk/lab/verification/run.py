@@ -46,9 +46,9 @@ class DrafterReport:
     drafter: str
     # Whether ``drafter`` is plain decoding, which needs no accepted draft token to pass.
     plain: bool
-    equality: Equality | None = None
-    rescoring: Rescoring | None = None
-    distribution: Distribution | None = None
+    equality: Equality | None = None  # tokens against those of plain decoding
+    rescoring: Rescoring | None = None  # log-probabilities against those of a prefill
+    distribution: Distribution | None = None  # chi-square test of sampled strings
 
     @property
     def drafted(self) -> int:
@@ -121,10 +121,10 @@ class VerifyReport:
     """Results of the drafters so far, and configuration of the model under test."""
 
     model: str
-    device: str
-    dtype: str
+    device: str  # "cpu", or a device of torch such as "cuda"
+    dtype: str  # data type of the weights that are not quantized
     weights: str  # storage format of the weight matrices
-    kv_dtype: str
+    kv_dtype: str  # data type of the keys and values in the cache
     kernels: str  # instruction set of pronk's kernels, or "torch" without them
     # Whether the kernels guarantee bit-identical logits: near ties then count as failures.
     exact: bool
@@ -135,7 +135,7 @@ class VerifyReport:
     # Drafters that were not tested, with the reasons, by name.
     left_out: Mapping[str, str] = field(default_factory=dict)
     required: bool = True  # whether every drafter must have an accepted draft token to pass
-    complete: bool = False
+    complete: bool = False  # whether all drafters were tested: the run was not interrupted
 
     @property
     def vacuous(self) -> tuple[str, ...]:

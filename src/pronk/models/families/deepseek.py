@@ -12,7 +12,13 @@ from typing import Any
 
 from pronk.base.checks import check_integer
 from pronk.base.errors import ConfigError
-from pronk.checkpoint.config import MAX_HEAD_DIM, LatentConfig, MixtureConfig, ModelConfig
+from pronk.checkpoint.config import (
+    MAX_HEAD_DIM,
+    LatentConfig,
+    MixtureConfig,
+    ModelConfig,
+    RouterScores,
+)
 from pronk.checkpoint.rope import RopeConfig, parse_rope, refuse_config, yarn_scale
 from pronk.models.config_reader import ConfigReader, llama_like
 from pronk.models.family import (
@@ -174,7 +180,10 @@ def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
 
 
 def _mixture_gguf(keys: GgufReader, num_layers: int) -> MixtureConfig | None:
-    mixture = keys.mixture(num_layers, normalized=False)
+    # Old files do not state the scores. Only routers with sigmoids have a correction.
+    has_correction = any(name.endswith(".exp_probs_b.bias") for name in keys.checkpoint)
+    scores: RouterScores = "sigmoid" if has_correction else "softmax"
+    mixture = keys.mixture(num_layers, normalized=False, scores=scores)
     if mixture is None:
         return None
     if mixture.scores == "softmax":

@@ -81,7 +81,7 @@ def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:
         norm="after_gate" if has_norm else "none",
         parallel=True,
     )
-    return replace(config, recurrent=recurrent)
+    return replace(config, recurrent=recurrent, hides_factors=True)
 
 
 FAMILIES = (

@@ -72,9 +72,15 @@ def layer_kinds(keys: ConfigReader, supported: set[str]) -> list[str]:
 def parse_convolution(
     keys: ConfigReader, kinds: Sequence[str], taps: int
 ) -> ConvolutionConfig | None:
-    """Return the convolutions of the layers of kind ``conv``; ``None`` if there is none.
+    """Return the short convolutions of a model; ``None`` if it has none.
 
-    ``taps`` is the default of the number of their tokens.
+    Args:
+        keys: the keys of ``config.json``.
+        kinds: kind of each layer; those of kind ``conv`` have a convolution.
+        taps: number of tokens in the sum of a convolution if the key ``conv_L_cache`` is absent.
+
+    Raises:
+        ConfigError: a key has an invalid value.
     """
     layers = tuple(kind == "conv" for kind in kinds)
     taps = keys.integer("conv_L_cache", taps, high=MAX_TAPS)

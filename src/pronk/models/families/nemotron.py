@@ -93,6 +93,7 @@ def _layer_kinds(keys: ConfigReader) -> list[str]:
 
 
 def _recurrence(keys: ConfigReader, kinds: Sequence[str]) -> RecurrentConfig:
+    keys.require_silu("mamba_hidden_act")
     heads = keys.integer("mamba_num_heads")
     groups = keys.integer("n_groups")
     if heads % groups:

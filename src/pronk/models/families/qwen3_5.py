@@ -93,6 +93,7 @@ def _recurrent_layers(keys: ConfigReader) -> tuple[bool, ...]:
 
 
 def _recurrent(keys: ConfigReader, layers: tuple[bool, ...]) -> RecurrentConfig:
+    keys.require_silu("hidden_act")
     key_heads = keys.integer("linear_num_key_heads")
     value_heads = keys.integer("linear_num_value_heads")
     if value_heads % key_heads:

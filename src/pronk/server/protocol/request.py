@@ -548,22 +548,28 @@ class EngineInputs(NamedTuple):
 
 
 class PreparedRequest(NamedTuple):
-    """A checked and tokenized request."""
+    """A request that was checked and tokenized, and the builder of its reply."""
 
     inputs: EngineInputs
     reply: Reply  # builder of the reply
 
 
 def refuse(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """Return the error for a field with an invalid value.
+    """Return the error for a field with an invalid value, with status 400.
 
-    The message may begin with the field's name.
+    Args:
+        param: name of the field, as the client wrote it.
+        message: what is expected and found; it may begin with the field's name.
+        code: ``code`` of OpenAI's error object.
     """
     return ApiError(HTTPStatus.BAD_REQUEST, name_once(param, message), code, param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """Return the error for a field or value that the server does not support."""
+    """Return the error for a field or value that the server does not support.
+
+    Arguments as in :func:`refuse`.
+    """
     return refuse(param, message, "unsupported")
 
 
@@ -580,7 +586,7 @@ def naming_fields_of(request: TextRequest) -> Iterator[None]:
 
 
 def check_max(param: str, value: int | None, maximum: int) -> None:
-    """Raise ``ApiError`` if the value of a field exceeds its maximum."""
+    """Raise ``ApiError`` if the value of the field ``param`` exceeds its maximum."""
     if (value or 0) > maximum:
         raise refuse(param, f"expected at most {maximum}, found {value}")
 

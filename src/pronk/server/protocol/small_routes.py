@@ -78,6 +78,8 @@ class EmbeddingRequest(RequestBody):
     def check(self, limits: RequestLimits, hidden_size: int) -> None:
         """Check the request against the limits and the model's number of dimensions.
 
+        ``hidden_size`` is the number of dimensions of the model's embeddings.
+
         Raises:
             ApiError: the input is empty or beyond the limits, or ``dimensions`` is too large.
         """

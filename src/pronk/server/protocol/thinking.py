@@ -48,7 +48,7 @@ class Thinking:
     """
 
     effort: str | None = None  # one of ``EFFORTS``, or an unknown word, which is ignored
-    enabled: bool | None = None
+    enabled: bool | None = None  # whether the model writes thoughts before its answer
     budget: int | None = None  # maximum number of tokens of thoughts
     # Name of the request's field, for errors and for the report of ignored fields.
     field: str = "thinking"

@@ -235,6 +235,7 @@ class ToolUse:
     """Tools of a request and the calls that its answer may or must have."""
 
     functions: Sequence[Function] = ()
+    # Whether the answer has no calls, may have calls, or must have one, as in OpenAI's API.
     choice: Literal["none", "auto", "required"] = "auto"
     name: str | None = None  # name of the tool that the answer must call, exactly once
     # Whether the answer may have several calls; None if the request does not say.
@@ -470,5 +471,11 @@ def _function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tool_call(ident: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    """Return a tool call in the form of ``/v1/chat/completions`` and of chat templates."""
+    """Return a tool call in the form of ``/v1/chat/completions`` and of chat templates.
+
+    Args:
+        ident: id of the call.
+        name: name of the function.
+        arguments: the arguments as JSON text.
+    """
     return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}

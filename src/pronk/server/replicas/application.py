@@ -69,7 +69,11 @@ class ApplicationArgs(BaseModel):
 
 
 def app(args: ApplicationArgs) -> Any:
-    """Build the application for Ray Serve; clients need a key unless ``open_to_all`` is set."""
+    """Build the application for Ray Serve; clients need a key unless ``open_to_all`` is set.
+
+    Raises:
+        OptionError: ``args`` has neither ``api_key_file`` nor ``open_to_all``.
+    """
     if args.api_key_file is None and not args.open_to_all:
         msg = (
             "expected api_key_file=FILE with the keys of clients, found none; add it, or "

@@ -52,13 +52,14 @@ class PrefixRoutes:
         self._prompts = Counter[Any]()
 
     def choose(self, prefix: Sequence[bytes], num_requests: dict[Any, int]) -> Any:
-        """Return the replica with the longest cached prefix that is not much busier than others.
+        """Return the replica that accepted the prompt with the longest common prefix.
 
-        If there is none, return the replica with the fewest requests, and among equals the one
-        that accepted the fewest prompts so far.
+        A replica with over 8 requests more than the least busy one is passed over. If none is left,
+        return the replica with the fewest requests, and among equals the one that accepted the
+        fewest prompts so far.
 
         Args:
-            prefix: digests of the prompt.
+            prefix: digests of the prompt's blocks (:func:`prefix_digests`).
             num_requests: current number of requests of each available replica, at least one.
         """
         minimum = min(num_requests.values())

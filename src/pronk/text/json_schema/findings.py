@@ -51,7 +51,8 @@ class Findings:
     ) -> None:
         """Record a keyword or schema that is left out.
 
-        ``found`` is the value of the keyword, unless no value of it is supported.
+        ``found`` is the value of the keyword, unless no value of it is supported. The other
+        arguments are the fields of :class:`Fault`.
         """
         shown = "".join(f"{value!r:.60}" for value in found)
         self.faults[Fault(path, expected, shown, is_annotation)] = None
@@ -90,5 +91,5 @@ class Keywords:
         self.findings.add_fault(path, expected, *found, is_annotation=is_annotation)
 
     def is_left_out(self, keyword: str) -> bool:
-        """Return whether the schema has a keyword that is not translated."""
+        """Return whether the schema has ``keyword``, and the translation leaves it out."""
         return keyword in self.schema and keyword not in self.given

@@ -26,7 +26,10 @@ _MAX_SAFE_COUNT = 256
 
 
 def translate_numbers(keywords: Keywords, *, integers_only: bool) -> dict[str, Any]:
-    """Return the keywords for numbers: bounds and ``multipleOf``."""
+    """Return the translated keywords for numbers: bounds and ``multipleOf``.
+
+    ``integers_only``: whether the schema allows integers only.
+    """
     bounds = _bounds(keywords, MAX_INTEGER if integers_only else MAX_EXACT)
     lower = [bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds]
     upper = [bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds]

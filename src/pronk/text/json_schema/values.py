@@ -67,7 +67,7 @@ def is_exact(value: float, limit: int) -> bool:
 
 
 def is_exact_value(value: Any) -> bool:
-    """Return whether all numbers in a value of ``enum`` are exact."""
+    """Return whether llguidance uses all numbers in a value of ``enum`` exactly as they are."""
     if isinstance(value, Mapping):
         return all(map(is_exact_value, value.values()))
     if isinstance(value, list):

@@ -42,13 +42,13 @@ class AnswersHeader:
     """Header of a file of answers: the model and settings with which the dialogues were made."""
 
     target: str  # name of the file or folder of the model that answered
-    architecture: str
+    architecture: str  # its family and sizes in words
     weights: str  # fingerprint of the model's weights (``pronk.models.loader.Fingerprint.weights``)
     tokenizer: str  # fingerprint of that model's tokenizer
-    vocab_size: int
-    sources: tuple[str, ...]
+    vocab_size: int  # of the model: a limit of the token ids
+    sources: tuple[str, ...]  # names of the sources of the questions
     max_tokens: int  # maximum number of tokens of an answer
-    seed: int
+    seed: int  # from which the seed of each dialogue is derived
     format: str = _FORMAT
 
 

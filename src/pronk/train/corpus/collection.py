@@ -84,11 +84,11 @@ def _strings(value: Any) -> Iterator[str]:
 class OriginRecord:
     """Amount of text from one origin, and its licence, for the model card."""
 
-    source: str
+    source: str  # name of the source that the user gave
     origin: str
     license: str
-    documents: int = 0
-    bytes: int = 0
+    documents: int = 0  # number of documents
+    bytes: int = 0  # their size in UTF-8
 
 
 @dataclass
@@ -108,8 +108,8 @@ class Collection:
 
     pools: list[Pool]
     origins: list[OriginRecord]
-    duplicates: int = 0
-    excluded: int = 0
+    duplicates: int = 0  # number of documents left out as exact copies of others
+    excluded: int = 0  # number of documents left out because they share text with excluded prompts
 
 
 def collect(

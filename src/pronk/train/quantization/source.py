@@ -54,8 +54,19 @@ _MIN_ROWS = 128
 class SourceCheckpoint:
     """The checkpoint that is to be quantized: its configuration, and access to its tensors.
 
-    Raises CheckpointError if the checkpoint is unreadable, already quantized, or of a family that
-    this package cannot quantize, such as GPT-2.
+    Attributes:
+        folder: folder of the checkpoint.
+        config: configuration of the model.
+        document: content of ``config.json``, for the new checkpoint.
+        names: names of the tensors of the model's family.
+        dtype: data type of the weights.
+        checkpoint: the files with the tensors.
+        parts: modules of the model, each with its tensors in the checkpoint.
+        inventory: reads the tensors of ``parts``.
+
+    Raises:
+        CheckpointError: the checkpoint is unreadable, already quantized, or of a family that this
+            package cannot quantize, such as GPT-2.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,28 +76,31 @@ class SourceCheckpoint:
             )
         self.folder = folder
         self.config = read_config(folder)
-        # content of config.json, for the new checkpoint
         self.document = read_json(folder / "config.json", ConfigError)
-        if self.config.quantization is not None:
-            method = self.config.quantization.get("quant_method", "unknown")
+        self.names = get_family(self.config.family).names
+        self._check_supported()
+        self.dtype = parse_dtype("auto", self.config)
+        self.checkpoint = Checkpoint(folder)
+        self.parts = list(plan_tensors(self.config))
+        self.inventory = Inventory(self.checkpoint, self.config, self.parts)
+
+    def _check_supported(self) -> None:
+        """Raise CheckpointError for a quantized model, and for layers unlike a Llama's."""
+        config = self.config
+        if config.quantization is not None:
+            method = config.quantization.get("quant_method", "unknown")
             refuse(
-                folder,
+                self.folder,
                 f"expected plain weights, found a model that is quantized already ({method}); "
                 f"{_REMEDY}",
             )
-        self.names = get_family(self.config.family).names
-        if self.names.transposed or len(self.names.layer["qkv"]) == 1 or not self.config.is_plain:
-            remedy = "which this command does not support; load it with --weights int8 or int4"
+        has_fused_qkv = len(self.names.layer["qkv"]) == 1
+        if self.names.transposed or has_fused_qkv or not config.is_plain:
             refuse(
-                folder,
-                f"expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, "
-                f"{remedy}",
+                self.folder,
+                f"expected a llama, mistral, qwen2 or qwen3 model, found {config.family}, which "
+                "this command does not support; load it with --weights int8 or int4",
             )
-        self.dtype = parse_dtype("auto", self.config)
-        self.checkpoint = Checkpoint(folder)
-        # parts of the model, each with its tensors in the checkpoint
-        self.parts = list(plan_tensors(self.config))
-        self.inventory = Inventory(self.checkpoint, self.config, self.parts)
 
     def stored_name(self, name: str) -> str:
         """Return the name in the checkpoint of a tensor that the model calls ``name``.
@@ -111,7 +125,8 @@ class SourceCheckpoint:
     def weight(self, target: str) -> Array:
         """Return the weight of ``embedding``, ``norm`` or ``head`` in the checkpoint's dtype.
 
-        That of a tied LM head is the embedding.
+        The embedding and the LM head are ``[vocab, hidden]``, the final norm is ``[hidden]``. The
+        weight of a tied LM head is the embedding.
         """
         part = next(part for part in self.parts if part.target == target)
         if not part.weight:  # a tied LM head has no weight of its own
@@ -158,7 +173,7 @@ class LayerStream:
     Args:
         source: the checkpoint, whose embedding, final norm and LM head are used.
         backend: backend that computes.
-        tokens: token ids of the text, ``[sequences, length]``.
+        tokens: token ids of the text, int ``[sequences, length]``. Sequences are independent.
 
     Attributes:
         rows: input of the next layer, float32 ``[sequences * length, hidden]``: at first the
@@ -171,30 +186,31 @@ class LayerStream:
         self.tokens = tokens
         self.length = tokens.shape[1]
         self.rows = source.weight("embedding")[tokens.reshape(-1)].astype(FLOAT32)
-        batch = min(len(tokens), max(1, _MAX_ROWS // self.length))
+        num_tables = min(len(tokens), max(1, _MAX_ROWS // self.length))
         config = source.config.layers_like(0)
-        num_blocks = batch * math.ceil(self.length / _BLOCK_SIZE)
+        num_blocks = num_tables * math.ceil(self.length / _BLOCK_SIZE)
         self._cache = backend.make_cache(
             config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=FLOAT32
         )
-        self._tables = [BlockTable() for _ in range(batch)]
+        self._tables = [BlockTable() for _ in range(num_tables)]
         for table in self._tables:
             self._cache.prepare(table, self.length)
+        # The rows of a sequence. Layers read :attr:`rows`, so the token ids do not matter.
         self._tree = TokenTree.chain([0] * self.length)
 
     def run_layer(self, layer: Layer) -> None:
-        """Run a layer on :attr:`rows`, which its output replaces.
+        """Run a layer, from :func:`build_layer`, on :attr:`rows`, and replace them by its output.
 
-        The layer is one that :func:`build_layer` returned.
+        The outputs are those of the whole layer, residual connections included.
         """
         program = self.backend.program(self.rows.shape[1], FLOAT32, self._cache)
         layer.compile(program, 0)
-        step = len(self._tables) * self.length
-        for start in range(0, len(self.rows), step):
-            rows = self.rows[start : start + step]
+        rows_per_pass = len(self._tables) * self.length
+        for start in range(0, len(self.rows), rows_per_pass):
+            rows = self.rows[start : start + rows_per_pass]
             # Each sequence begins with an empty cache, because no block table has committed tokens.
-            count = len(rows) // self.length
-            batch = ForwardBatch([BatchEntry(table, self._tree) for table in self._tables[:count]])
+            tables = self._tables[: len(rows) // self.length]
+            batch = ForwardBatch([BatchEntry(table, self._tree) for table in tables])
             program.run(batch, rows)
 
     def perplexity(self) -> float:

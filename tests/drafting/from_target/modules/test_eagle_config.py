@@ -219,7 +219,7 @@ def with_tensor(name: str, *shape: int, dtype: Any = np.float32) -> Callable[[He
 FILES: dict[str, tuple[Callable[[Head], None], str]] = {
     "missing": (
         without("layers.0.mlp.up_proj.weight"),
-        "missing tensors: layers.0.mlp.up_proj.weight",
+        "missing tensors: midlayer.mlp.up_proj.weight",
     ),
     "unexpected": (with_tensor("mask_hidden", 1, 1, 192), "unexpected tensors: mask_hidden"),
     "a layer without a number": (

@@ -211,6 +211,10 @@ def test_layers_read_the_targets_last_layers() -> None:
         match=r"cache-layer: expected target layers with attention, found .* in layer 3",
     ):
         GlideShape(1).cache_layers(mixed)
+    shared = tiny_config(windows=(None,) * 4, special="gemma4")
+    assert GlideShape(2, cache_layer=1).cache_layers(shared) == (1, 2)
+    with pytest.raises(OptionError, match="found the keys of another layer in layer 4"):
+        GlideShape(1).cache_layers(shared)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,11 @@ class HeadFeature:
 
     @cached_property
     def identity(self) -> str:
-        """Digest that identifies the feature's values in a cache: of its weights."""
+        """Digest of the weights that compute the feature, in hexadecimal digits.
+
+        Heads with equal digests have equal features, so that they share those in the target's
+        cache.
+        """
         fc, fc_norm, norms = self._weights
         digest = sha256(f"eagle3 {self.layers} {self._dtype} {fc.packed.format}".encode())
         for norm in (fc_norm, *norms):

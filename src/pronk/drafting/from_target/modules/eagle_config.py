@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pronk.base.checks import check_flag, check_integer
-from pronk.base.errors import ConfigError
+from pronk.base.errors import ConfigError, OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting.from_target.modules.eagle_names import EAGLE_NAMES, HeadNames, find_mtp_names
@@ -134,7 +134,13 @@ class EagleConfig:
             raise ConfigError(msg)
 
     def sources_of(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that the head reads of a target with ``num_layers`` layers."""
+        """Return the layers whose outputs the head reads, of a target with ``num_layers`` layers.
+
+        ``i`` is the output of the target's first ``i`` layers: 0 is the embedding.
+
+        Raises:
+            ConfigError: the head reads layers that the target does not have.
+        """
         if self.kind == "mtp":
             return (num_layers,)
         sources = default_sources(num_layers) if self.sources is None else self.sources
@@ -159,6 +165,7 @@ class EagleConfig:
 
         Raises:
             ConfigError: there is no MTP head among the tensors.
+            OptionError: the target's layers are of a kind that no head has.
         """
         names = find_mtp_names(stored)
         if names is None:
@@ -167,19 +174,20 @@ class EagleConfig:
                 "use a checkpoint that has one"
             )
             raise ConfigError(msg)
-        for kind, other in (
-            ("multi-head latent attention", target.latent),
-            ("attention or an MLP alone", target.sublayers or None),
+        attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]
+        for kind, is_other in (
+            ("multi-head latent attention", target.latent is not None),
+            ("attention or an MLP alone", bool(target.sublayers)),
+            ("a recurrence alone", not attention),
         ):
-            if other is not None:
+            if is_other:
                 msg = (
                     f"expected an MTP layer with keys and values for each head, and an MLP, found "
                     f"a {target.family} with layers of {kind}; use another drafter"
                 )
-                raise ConfigError(msg)
+                raise OptionError(msg)
         names = names.with_layer_of(family, stored)
         found = {names.canonical(name) for name in stored}
-        attention = [layer for layer in range(target.num_layers) if target.has_attention(layer)]
         like = target.for_context(None).layers_like(attention[-1])
         own = {name for name in found if not names.ignored.fullmatch(name)}
         # Quantized checkpoints may have a head that is not quantized, also without saying so.

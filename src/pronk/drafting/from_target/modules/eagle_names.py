@@ -57,6 +57,12 @@ class HeadNames(TensorNames):
                 return new + name[len(old) :]
         return name if self.own else _OF_TARGET + name
 
+    def in_file(self, name: str) -> str:
+        for old, new in (self.renames or {}).items():
+            if name == new or (old.endswith(".") and name.startswith(new)):
+                return old + name[len(new) :]
+        return name
+
     def with_layer_of(self, family: TensorNames, stored: Collection[str]) -> HeadNames:
         """Return the layout of a head whose layer has the names of its target's layers.
 

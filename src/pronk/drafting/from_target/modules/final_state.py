@@ -17,7 +17,7 @@ class FinalState:
     Attributes:
         layers: the target's last layer, from 1.
         width: number of values, the target's hidden size.
-        identity: digest of what the values depend on besides the target.
+        identity: digest of what the values depend on besides the target, in hexadecimal digits.
     """
 
     def __init__(self, target: Decoder, dtype: DType) -> None:

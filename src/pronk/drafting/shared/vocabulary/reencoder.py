@@ -81,8 +81,9 @@ class Recoding:
     def encode_bytes(self, data: bytes, edge: int) -> tuple[list[int], bool]:
         """Return the draft's token ids of ``data``, and whether its last character is encoded.
 
-        Each byte of invalid UTF-8 becomes one byte token, for example if the end of the last
-        character is missing.
+        ``edge`` is the kind of place before ``data``, as in :meth:`target_bytes`. Each byte of
+        invalid UTF-8 becomes one byte token, for example if the end of the last character is
+        missing.
         """
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
@@ -102,7 +103,10 @@ class Recoding:
         return ids, complete
 
     def prefix_length(self, data: bytes, edge: int) -> int:
-        """Return the number of spaces, 0 or 1, that the draft's tokenizer adds before ``data``."""
+        """Return the number of spaces, 0 or 1, that the draft's tokenizer adds before ``data``.
+
+        ``edge`` is the kind of place before ``data``, as in :meth:`target_bytes`.
+        """
         return int(_has_prefix_space(self.draft_prefix, edge) and len(data) > 0)
 
 

@@ -155,7 +155,7 @@ class Translation:
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
     """Return the ids whose tokens differ; ``None`` if the vocabularies are not *identical*.
 
-    The module's description defines identical vocabularies.
+    The docstring of this module defines identical vocabularies.
     """
     vocabularies = [
         tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft)

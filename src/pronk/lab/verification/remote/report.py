@@ -51,8 +51,8 @@ class Difference:
     prompt: str  # name of the prompt
     where: str  # how the second answer was made, such as "in a batch"
     position: int  # character of the text, or number of the token, of the first difference, from 0
-    expected: str
-    found: str
+    expected: str  # quoted text, or a log-probability, of the first answer
+    found: str  # the same of the second answer
 
     def __str__(self) -> str:
         unit = "character" if self.kind == "text" else "token"
@@ -93,7 +93,7 @@ class CheckResult:
     status: Status = "passed"
     comparisons: int = 0  # number of compared pairs
     differences: int = 0  # number of pairs that differ
-    first: Difference | None = None
+    first: Difference | None = None  # difference of the first pair that differs
     # The server's answer if the check is not supported, the reason of a failure or skip, or a
     # measurement.
     note: str = ""
@@ -137,13 +137,13 @@ class RemoteReport:
     url: str
     model: str
     settings: RemoteSettings
-    prompts: Mapping[str, str]
+    prompts: Mapping[str, str]  # text by id
     results: list[CheckResult] = field(default_factory=list)
     software: str = ""  # name and version of the server's software, from its header ``Server``
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    seconds: float = 0.0
-    num_requests: int = 0
-    complete: bool = False
+    seconds: float = 0.0  # duration of the run
+    num_requests: int = 0  # number of requests sent to the server
+    complete: bool = False  # whether all checks have run: the run was not interrupted
 
     def get(self, check: str, route: Route) -> CheckResult | None:
         """Return the result of a check on a route; ``None`` if the check has not run."""

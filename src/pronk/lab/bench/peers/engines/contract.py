@@ -10,7 +10,7 @@ from typing import Protocol
 class WorkerConfig:
     """Engine, model and options of a worker process."""
 
-    engine: str
+    engine: str  # name of the engine: transformers, openvino or llama_cpp
     variant: str  # decoding method of the engine; "" is plain decoding
     model: str  # a folder in the Hugging Face layout, or a GGUF file
     dtype: str  # data type of the computation: bfloat16, float16 or float32
@@ -21,12 +21,12 @@ class WorkerConfig:
 class PeerRequest:
     """Token ids of one prompt, and its sampling parameters."""
 
-    prompt: list[int]
-    max_tokens: int
+    prompt: list[int]  # token ids
+    max_tokens: int  # maximum number of tokens to generate
     # 0 is greedy; above 0, tokens are drawn from the whole distribution, without top-k or top-p
     temperature: float
     seed: int
-    stop_token_ids: list[int]
+    stop_token_ids: list[int]  # tokens at which the output ends
     ignore_eos: bool  # whether to continue after stop tokens
 
 
