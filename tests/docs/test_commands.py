@@ -252,7 +252,7 @@ TINY_DRAFTERS = {
     "medusa": "pronk-tiny-medusa",
     "multi_token": "pronk-tiny-multi-token",
 }
-WITHOUT_TINY = ("eagle3", "mtp")  # drafters that pronk-tiny has no head for
+WITHOUT_TINY = ("eagle3", "mtp", "gemma4_assistant")  # drafters that pronk-tiny has no head for
 MANY_PROCESSES = "--workers"  # tests/parallel has them
 RUN = {"generate", "explain", "list"}
 TO_RUN = [

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from drafting.from_draft import drafts
-from drafting.from_target import trained_eagle
+from drafting.from_target import random_assistant, trained_eagle
 from drafting.trees import TreeDrafter, adversarial, explore_trees, oracle_trees, random_trees
 from guides import TOY
 from pronk.base.arrays import DType
@@ -48,11 +48,13 @@ SPECS: dict[str, str] = {
     **drafts.specs(),
     "eagle3": trained_eagle.spec(num_tokens=4),
     "mtp": trained_eagle.spec("mtp"),
+    "gemma4_assistant": random_assistant.spec(),
 }
 COMPOSED = {
     "auto": f"auto({SPECS['threshold']}, {SPECS['eagle3']})",
     "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),
     "mtp block": trained_eagle.block_spec(),
+    "assistant in two stages": random_assistant.spec(clusters=VOCAB, num_tokens=3),
 }
 DRAFTERS: dict[str, Drafter] = {
     **{

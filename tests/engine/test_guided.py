@@ -58,7 +58,7 @@ PERSON = {
 TEXTS = ("A person: ", "def add(a, b):\n    return", "for i in range(10):\n    print(i)\n", "{")
 CLOSE = ("autoregressive", "suffix", "draft_model", "merged")
 # Drafters that have what they need for pronk-tiny.
-NAMES = [name for name in DRAFTERS if name not in ("eagle3", "mtp")]
+NAMES = [name for name in DRAFTERS if name not in ("eagle3", "mtp", "gemma4_assistant")]
 WARM = {"greedy": 0.0, "warm": 0.8, "hot": 1.5}
 
 

@@ -25,6 +25,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import mutations
 from adapters import write_adapter
 from checkpoints import VOCAB, make_checkpoint
+from drafting.from_target.random_assistant import write_for_llama
 from drafting.from_target.trained_eagle import Form, random_head, write_head
 from gguf_files import convert
 from loading_worker import WAIT, Request, load
@@ -232,7 +233,7 @@ def _tokenizers() -> dict[str, tokenizers.Tokenizer]:
 
 
 def _drafter_bases(root: Path) -> dict[str, Path]:
-    """Return a target, and an EAGLE-3 head and an MTP head for it."""
+    """Return a target, and an EAGLE-3 head, an MTP head and an assistant for it."""
     target = make_checkpoint(
         root / "target", "llama", hidden_size=64, num_hidden_layers=4, num_attention_heads=4
     )
@@ -242,6 +243,7 @@ def _drafter_bases(root: Path) -> dict[str, Path]:
         "target": target,
         "eagle3": write_head(eagle, root / "eagle3"),
         "mtp": write_head(mtp, root / "mtp", "mtp"),
+        "gemma4_assistant": write_for_llama(root / "assistant", VOCAB, 64, clusters=12),
     }
 
 
@@ -344,7 +346,7 @@ def _gguf_cases(bases: dict[str, Path]) -> Iterator[Case]:
 
 
 def _drafter_cases(bases: dict[str, Path]) -> Iterator[Case]:
-    for name in ("eagle3", "mtp"):
+    for name in ("eagle3", "mtp", "gemma4_assistant"):
         base = bases[name]
         request = Request(str(bases["target"]), drafter=f"{name}(model='{THIS}')")
         document = read(base / "config.json")

@@ -26,7 +26,14 @@ FAST_CASES = {
     ("adversarial", "all"),
 }
 # Drafters that keep projections in the target's KV cache, which must belong to one process.
-IN_ONE_PROCESS = ("eagle3", "mtp", "eagle3 tree", "mtp block")
+IN_ONE_PROCESS = (
+    "eagle3",
+    "mtp",
+    "gemma4_assistant",
+    "eagle3 tree",
+    "mtp block",
+    "assistant in two stages",
+)
 ON_WORKERS = [
     name for name in {**DRAFTERS, **dict.fromkeys(lab.DRAFTERS)} if name not in IN_ONE_PROCESS
 ]

@@ -16,6 +16,7 @@ from pronk.drafting.from_draft.threshold import Threshold as Threshold
 from pronk.drafting.from_outputs.recycling import Recycling as Recycling
 from pronk.drafting.from_target.eagle3 import Eagle3 as Eagle3
 from pronk.drafting.from_target.eagle3 import Mtp as Mtp
+from pronk.drafting.from_target.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
 from pronk.drafting.from_target.modules.eagle import plan_head as plan_head
 from pronk.drafting.from_target.modules.eagle_config import EAGLE_KINDS as EAGLE_KINDS
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig as EagleConfig
@@ -39,6 +40,7 @@ from pronk.drafting.registry import REGISTRY as REGISTRY
 from pronk.drafting.registry import make_drafter as make_drafter
 from pronk.drafting.regret import Regret as Regret
 from pronk.drafting.shared.chain import Chain as Chain
+from pronk.drafting.shared.chain import DraftLogits as DraftLogits
 from pronk.drafting.shared.chain import Stop as Stop
 from pronk.drafting.shared.chain import chains_of as chains_of
 from pronk.drafting.shared.chain import draft_chains as draft_chains
@@ -55,6 +57,7 @@ from pronk.drafting.shared.stepwise import TimedRunner as TimedRunner
 from pronk.drafting.shared.stepwise import begin_chains as begin_chains
 from pronk.drafting.shared.stepwise import extension_rule as extension_rule
 from pronk.drafting.shared.stepwise import model_chain_costs as model_chain_costs
+from pronk.drafting.shared.two_stage_head import TwoStageHead as TwoStageHead
 from pronk.drafting.shared.vocabulary.reencoder import Recoding as Recoding
 from pronk.drafting.shared.vocabulary.reencoder import Reencoder as Reencoder
 from pronk.drafting.shared.vocabulary.translation import Translation as Translation

@@ -31,6 +31,7 @@ DRAFTERS: dict[str, str] = {
     "draft_model": "drafting.from_draft.draft_model:DraftModel",
     "eagle3": "drafting.from_target.eagle3:Eagle3",
     "mtp": "drafting.from_target.eagle3:Mtp",
+    "gemma4_assistant": "drafting.from_target.gemma4_assistant:Gemma4Assistant",
     "threshold": "drafting.from_draft.threshold:Threshold",
     "first_of": "drafting.combined.merged:FirstOf",
     "merged": "drafting.combined.merged:Merged",

@@ -37,7 +37,7 @@ from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
 
 # Drafters whose trained heads may come with a target model, in order of preference.
-_HEADS = ("eagle3", "mtp", "multi_token")
+_HEADS = ("eagle3", "mtp", "gemma4_assistant", "multi_token")
 
 
 @known_keywords

@@ -24,9 +24,9 @@ import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array
 from pronk.base.interrupts import uninterrupted
-from pronk.drafting.from_target.modules.eagle import EagleHead, HeadFeature
+from pronk.drafting.from_target.modules.eagle import EagleHead, head_feature
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, draft_chains
+from pronk.drafting.shared.chain import Chain, DraftLogits, draft_chains
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.module_runner import CHUNK, ModuleRunner
 from pronk.drafting.target import Target
@@ -85,7 +85,7 @@ class EagleRunner:
         self.module = ModuleRunner(
             target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1)
         )
-        self.feature = HeadFeature(head, target.decoder, target.cache.dtype)
+        self.feature = head_feature(head, target.decoder, target.cache.dtype)
         target.save_feature(self.feature, self)
         self.cost_model = CostModel()
         self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
@@ -101,16 +101,16 @@ class EagleRunner:
         most = max([chain.max_tokens for chain in chains], default=0)
         drafts = self.begin({chain: chain.context for chain in chains}, most)
 
-        def next_logits(incomplete: Sequence[Chain]) -> list[Array]:
+        def next_logits(incomplete: Sequence[Chain]) -> list[DraftLogits]:
             own = [drafts[chain] for chain in incomplete]
             # false in the first round, in which all chains are empty
             if incomplete[0].draft_tokens:
                 for chain, draft in zip(incomplete, own, strict=True):
                     draft.add(len(draft.outputs) - 1, chain.tokens[-1])
                 self.extend(own)
-            return [draft.logits[-1] for draft in own]
+            return [DraftLogits(draft.logits[-1], self.head.draft_ids) for draft in own]
 
-        draft_chains([*drafts], next_logits, self.head.draft_ids)
+        draft_chains([*drafts], next_logits)
         self.end([*drafts.values()])
 
     def begin(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
@@ -136,18 +136,28 @@ Stop = Callable[[Chain], bool]
 # context, replace the drafter's own rules and limits that end chains.
 DraftChains = Callable[[Sequence[DraftContext[Any]], Sequence[Stop] | None], list[Chain]]
 
-# Callback ``next_logits(chains)``: returns the drafter's logits ``[draft vocab]`` after each chain;
-# ``None`` in place of logits ends the chain.
-NextLogits = Callable[[Sequence[Chain]], Sequence[Array | None]]
+
+class DraftLogits(NamedTuple):
+    """A drafter's logits of the next token.
+
+    Attributes:
+        values: float32 ``[draft vocab]``.
+        ids: the target's token id of each logit; ``None``: logit i is that of token i.
+    """
+
+    values: Array
+    ids: DraftIds | None = None
 
 
-def draft_chains(
-    chains: Sequence[Chain], next_logits: NextLogits, ids: DraftIds | None = None
-) -> None:
+# Callback ``next_logits(chains)``: returns the drafter's logits after each chain; ``None`` in place
+# of logits ends the chain.
+NextLogits = Callable[[Sequence[Chain]], Sequence[DraftLogits | None]]
+
+
+def draft_chains(chains: Sequence[Chain], next_logits: NextLogits) -> None:
     """Draft the tokens of empty ``chains``, one token per round for each incomplete chain.
 
-    ``next_logits`` returns the drafter's logits after the chains. ``ids`` has the target's token id
-    of each logit; ``None``: logit i is that of token i.
+    ``next_logits`` returns the drafter's logits after the chains.
     """
     incomplete = [chain for chain in chains if not chain.is_full]
     with ExitStack() as stack:
@@ -158,7 +168,7 @@ def draft_chains(
             extended = [
                 chain
                 for chain, logits in zip(incomplete, scores, strict=True)
-                if logits is not None and chain.append_from_logits(logits, ids)
+                if logits is not None and chain.append_from_logits(*logits)
             ]
             incomplete = [chain for chain in extended if not chain.is_complete()]
 

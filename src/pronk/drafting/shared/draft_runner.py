@@ -19,7 +19,7 @@ from pronk.base.arrays import Array
 from pronk.base.errors import CacheFullError
 from pronk.base.interrupts import uninterrupted
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, draft_chains
+from pronk.drafting.shared.chain import Chain, DraftLogits, draft_chains
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.module_runner import CHUNK
 from pronk.drafting.shared.vocabulary.translation import Translation
@@ -111,15 +111,18 @@ class DraftRunner:
         else:
             draft_chains(chains, self._next_logits)
 
-    def _next_logits(self, chains: Sequence[Chain]) -> list[Array | None]:
+    def _next_logits(self, chains: Sequence[Chain]) -> list[DraftLogits | None]:
         """Return the logits after each chain; ``None`` if the model's context is full."""
         contexts = [chain.context for chain in chains]
         if not chains[0].draft_tokens:  # first round: all chains are empty
-            return self.forward_texts(contexts)
+            return [
+                None if logits is None else DraftLogits(logits)
+                for logits in self.forward_texts(contexts)
+            ]
         ready = [chain for chain in chains if self.num_free_positions(chain.context.state)]
         tokens = [self.to_draft_ids(chain.tokens[-1:]) for chain in ready]
         rows = self.forward_tokens([chain.context for chain in ready], tokens)
-        by_chain = dict(zip(ready, rows, strict=True))
+        by_chain = dict(zip(ready, map(DraftLogits, rows), strict=True))
         return [by_chain.get(chain) for chain in chains]
 
     def forward_texts(self, contexts: Sequence[DraftContext[DraftCache]]) -> list[Array | None]:

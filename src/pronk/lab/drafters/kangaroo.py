@@ -36,6 +36,7 @@ from pronk.drafting import (
     CostModel,
     DraftCache,
     DraftContext,
+    DraftLogits,
     ModuleRunner,
     StepCosts,
     Stop,
@@ -102,8 +103,8 @@ class EarlyExit:
             if self.reserve(draft):
                 drafts[chain] = draft
 
-        def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
-            return list(self.next_logits([drafts[chain] for chain in incomplete]))
+        def next_logits(incomplete: Sequence[Chain]) -> list[DraftLogits]:
+            return list(map(DraftLogits, self.next_logits([drafts[chain] for chain in incomplete])))
 
         draft_chains([*drafts], next_logits)
 

@@ -27,6 +27,7 @@ from pronk.drafting import (
     Chain,
     DraftCache,
     DraftContext,
+    DraftLogits,
     ModuleRunner,
     Stop,
     Target,
@@ -187,8 +188,8 @@ class MultiTokenProposer(Proposer[DraftCache]):
         outputs = self._run_heads(contexts, count)
         rows = {chains[number]: logits for number, logits in outputs.items()}
 
-        def next_logits(incomplete: Sequence[Chain]) -> Sequence[Array | None]:
-            return [rows[chain][len(chain)] for chain in incomplete]
+        def next_logits(incomplete: Sequence[Chain]) -> list[DraftLogits]:
+            return [DraftLogits(rows[chain][len(chain)]) for chain in incomplete]
 
         draft_chains([*rows], next_logits)
         return chains

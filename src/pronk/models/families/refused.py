@@ -65,7 +65,7 @@ FAMILIES = (
     ),
     *_refuse(
         "gemma4_assistant",
-        "this model is a drafter for a Gemma 4, and not supported",
-        "use the Gemma 4 alone or with another drafter",
+        "this model drafts for a Gemma 4, and generates no text alone",
+        "use the Gemma 4 with drafter=\"gemma4_assistant(model='…')\"",
     ),
 )

@@ -1,7 +1,7 @@
 """A trained head: EAGLE-3 (Li et al. 2025) or MTP, its weights and what it computes.
 
 A row of the head belongs to a position ``i`` of the text. With the feature ``f`` of the position
-(:class:`HeadFeature`) and the embedding ``e`` of the *next* token ``i + 1``, the head predicts
+(:func:`head_feature`) and the embedding ``e`` of the *next* token ``i + 1``, the head predicts
 token ``i + 2``::
 
     EAGLE-3   x = concat(norm(e), norm(f))             y = r + attention(x)       r is f or norm(f)
@@ -33,6 +33,7 @@ from pronk.base.files.regular import is_file
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.tensors import AnyCheckpoint, open_checkpoint, read_json
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
+from pronk.drafting.from_target.modules.final_state import FinalState
 from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory, family_names
@@ -153,12 +154,10 @@ class EagleHead(Decoder):
 
 
 class HeadFeature:
-    """Input of a head at one position of the text, computed from outputs of the target's layers.
+    """Input of an EAGLE-3 head at one position: ``fc`` of outputs of the target's layers.
 
-    The target's KV cache stores this *feature* for every token.
-
-    EAGLE-3: ``fc`` of the concatenated outputs of several layers. MTP: the last layer's output
-    after the final norm.
+    The outputs of several layers are concatenated. The target's KV cache stores this *feature* for
+    every token.
 
     Attributes:
         layers: layers of the target that are read, from 1; 0 is the embedding.
@@ -176,13 +175,10 @@ class HeadFeature:
             if eagle.fc_norm
             else []
         )
-        self._weights = (eagle, head.fc, head.fc_norm, norms)
+        self._weights = (head.fc, head.fc_norm, norms)
         # Whether the program reads the layers' outputs one by one, instead of side by side.
         self._separate, count = bool(norms), len(self.layers)
         self._program = backend.program(eagle.target_hidden_size * (1 if norms else count), dtype)
-        if eagle.kind == "mtp":
-            self._program.norm(target.norm)
-            return
         for index, norm in enumerate(norms):
             self._program.norm(norm, collected=index, part=(index, count))
         self._program.linear(
@@ -194,22 +190,17 @@ class HeadFeature:
         """Digest of the weights that compute the feature, in hexadecimal digits.
 
         Heads with equal digests have equal features, so that they share those in the target's
-        cache. MTP's feature is computed with weights of the target alone.
+        cache.
         """
-        eagle, fc, fc_norm, norms = self._weights
-        digest = sha256(f"{eagle.kind} {self.layers} {self._dtype} {fc.packed.format}".encode())
-        if eagle.kind == "eagle3":
-            for norm in (fc_norm, *norms):
-                digest.update(b"no norm" if norm is None else norm.weight.tobytes())
-            digest.update(fc.packed.unpack().tobytes())
+        fc, fc_norm, norms = self._weights
+        digest = sha256(f"eagle3 {self.layers} {self._dtype} {fc.packed.format}".encode())
+        for norm in (fc_norm, *norms):
+            digest.update(b"no norm" if norm is None else norm.weight.tobytes())
+        digest.update(fc.packed.unpack().tobytes())
         return digest.hexdigest()
 
     def compute(self, outputs: Sequence[Array]) -> Array:
         """Return features ``[rows, width]`` of the layers' outputs, ``[rows, hidden]`` each."""
-        if self._weights[0].kind == "mtp":
-            features = np.array(outputs[0])
-            self._program.run(None, features)
-            return features
         features = np.empty((len(outputs[0]), self.width), FLOAT32)
         if self._separate:
             collected = np.stack(outputs)
@@ -217,6 +208,13 @@ class HeadFeature:
         else:
             self._program.run(None, np.concatenate(outputs, axis=1), features)
         return features.astype(self._dtype, copy=False)
+
+
+def head_feature(head: EagleHead, target: Decoder, dtype: DType) -> HeadFeature | FinalState:
+    """Return the feature that a head reads, with values of ``dtype``."""
+    if head.eagle.kind == "mtp":
+        return FinalState(target, dtype)
+    return HeadFeature(head, target, dtype)
 
 
 def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
