@@ -142,6 +142,27 @@ _CACHE = (
         "models/test_adapters.py",
     ),
     Fault(
+        "adapters change a file whose weights have unknown factors",
+        "models/adapters.py",
+        "    if config.hides_factors:\n",
+        "    if False:\n",
+        "models/test_adapters.py",
+    ),
+    Fault(
+        "the size of heads is taken from the hidden size although the family computes it",
+        "models/config_reader.py",
+        '    is_given = keys.get("head_dim") is not None or "head_dim" in features\n',
+        '    is_given = keys.get("head_dim") is not None\n',
+        "models/families/test_deepseek.py",
+    ),
+    Fault(
+        "Chinese characters belong to the words of Kimi",
+        "text/patterns.py",
+        '    rf"[{_HAN}]+"\n',
+        '    rf"[{_HAN}]{{0}}"\n',
+        "text/test_gguf_tokenizer.py",
+    ),
+    Fault(
         "the correction of a router also changes the weights of experts",
         "torch/program.py",
         "        weights = taken.sigmoid()\n",

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.gguf.vocabulary import TokenKind
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.text import gguf_tokenizer as tokenizer
+from pronk.text.patterns import PRE_TOKENIZERS
 from pronk.text.tokenizer import Tokenizer
 
 TINY = tiny_model()
@@ -63,6 +65,22 @@ GPT4O = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Letters with cases are those that DeepSeek LLM lists, in the texts of these tests.
+DEEPSEEK_LLM = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+)
+KIMI_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+KIMI_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+KIMI = (
+    r"[\p{Han}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}*{KIMI_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}+{KIMI_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<|endoftext|>", "<|user|>"]
 
 
@@ -87,8 +105,11 @@ def by(pattern: str) -> Any:
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 SPLITS = {
     "dbrx": split(by(LLAMA3)),
+    "deepseek-llm": split(*map(by, DEEPSEEK_LLM), pre_tokenizers.Digits(individual_digits=True)),
+    "glm4": split(by(LLAMA3)),
     "gpt-2": GPT2,
     "gpt-4o": split(by(GPT4O)),
+    "kimi-k2": split(by(KIMI)),
     "lfm2": split(by(LLAMA3)),
     "llama-bpe": split(by(LLAMA3)),
     "llama3": split(by(LLAMA3)),
@@ -106,7 +127,9 @@ SPLITS = {
 def trained(pre: str) -> tokenizers.Tokenizer:
     """Return a trained byte-level BPE with the pre-tokenizer of this name."""
     tokenizer = tokenizers.Tokenizer(
-        models.BPE(ignore_merges=pre in ("lfm2", "llama-bpe", "llama3", "llama-v3", "tekken"))
+        models.BPE(
+            ignore_merges=pre in ("kimi-k2", "lfm2", "llama-bpe", "llama3", "llama-v3", "tekken")
+        )
     )
     tokenizer.pre_tokenizer = SPLITS[pre]
     tokenizer.decoder = decoders.ByteLevel()
@@ -231,6 +254,28 @@ def test_marks_belong_to_words_of_qwen35(tmp_path: Path) -> None:
     assert {text: pieces["qwen35", text] for text in words} == words
     assert [pieces["qwen2", text] != split_words for text, split_words in words.items()] == [
         True, True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_words_of_deepseek_llm_have_letters_with_cases() -> None:
+    """All Latin, Greek and Cyrillic letters with cases are listed, and no other characters are."""
+    listed = re.compile(PRE_TOKENIZERS["deepseek-llm"].patterns[1]).fullmatch
+    kinds = ("Lu", "Ll", "Lt")
+    for code in range(0x20, 0x110000):
+        is_cased = unicodedata.category(chr(code)) in kinds
+        is_listed = listed(chr(code)) is not None
+        if code < 0x530:
+            assert is_listed == is_cased, hex(code)
+        assert is_cased or not is_listed, hex(code)
+
+
+def test_words_of_kimi() -> None:
+    """Chinese characters are words of their own; combining marks belong to other words."""
+    steps = split(*map(by, PRE_TOKENIZERS["kimi-k2"].patterns))
+    text = "中文English混合 x\u0301y 'LL 1234 /\n a//\n"
+    pieces = [text[start:stop] for _, (start, stop) in steps.pre_tokenize_str(text)]
+    assert pieces == [
+        "中文", "English", "混合", " x\u0301y", " '", "LL", " ", "123", "4", " /\n", " a", "//\n"
     ]  # fmt: skip
 
 

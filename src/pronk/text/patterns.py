@@ -45,6 +45,46 @@ _DEEPSEEK3_PATTERNS = (
 )
 
 
+# DeepSeek LLM and V2: words consist of these letters, which most scripts with two cases have.
+_CASED_LETTERS = (
+    "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
+    "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3"
+    "\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115"
+    "\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    "\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"  # Chinese, Japanese, Korean and others
+_DEEPSEEK_LLM_PATTERNS = (
+    "[\r\n]",
+    rf"\s?[{_CASED_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    # White space at the end of a piece. The original ``\s+$`` has the same matches, but begins to
+    # search at each space: its time grows with the square of their number.
+    r"(?<!\s)\s++$",
+    _CJK,
+    r"\p{N}+",
+)
+# Kimi K2: as GPT-4o, but Chinese characters are words of their own, and a line's end may not follow
+# a slash.
+_HAN = r"\p{Han}"
+_KIMI_UPPER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^{_HAN}]]"
+_KIMI_LOWER = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^{_HAN}]]"
+_KIMI_PATTERN = (
+    rf"[{_HAN}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_OTHER_TEXT}"
+)
+
+
 class PreTokenizer(NamedTuple):
     """Settings of a byte-level BPE tokenizer that depend on its pre-tokenizer.
 
@@ -68,11 +108,14 @@ _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
 PRE_TOKENIZERS = {
     # The name that llama.cpp's converter writes for models whose pre-tokenizer it does not know.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM_PATTERNS),  # the pre-tokenizer of DeepSeek-V2-Lite
     "deepseek-v3": PreTokenizer(_DEEPSEEK3_PATTERNS),
     "glm4": _DBRX,  # the pre-tokenizer of GLM-4.7-Flash
     "dbrx": _DBRX,  # the pre-tokenizer of OLMo 2 and 3, Phi-4, Granite 4
     "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
     "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # the pre-tokenizer of Phi-4-mini
+    # the pre-tokenizer of Moonlight; tiktoken looks up whole words before it merges bytes
+    "kimi-k2": PreTokenizer((_KIMI_PATTERN,), ignore_merges=True),
     "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -100,8 +143,7 @@ _OTHER_PATTERNS = {
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"\s?\p{L}+",  # of DeepSeek Coder
     r"\s?\p{P}+",
-    # of DeepSeek Coder: Chinese, Japanese, Korean and others
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    _CJK,  # of DeepSeek Coder
     r"[0-9]",
     r"\d",
     r"[\r\n]",
