@@ -25,9 +25,11 @@ from models.test_loader import load
 from pronk import LLM, Gemma4Assistant, SamplingParams
 from pronk.base.arrays import INT8, Array
 from pronk.base.errors import ConfigError, OptionError, PronkError
-from pronk.drafting import Auto, Proposer, make_drafter
+from pronk.drafting import Auto, DraftLogits, Proposer, make_drafter
+from pronk.drafting.from_target._assistant_runner import AssistantRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.models.forward_batch import ForwardBatch
 from tiny_models import kernels, make_engine, make_request, run
 
 WIDTH = 48  # of the target
@@ -116,6 +118,37 @@ def test_drafts_equal_those_of_transformers(pair: Pair, temperature: float) -> N
                 sampler.advance(token)
             num_drafted += asked.tree.num_draft_tokens
     assert num_drafted > 40
+
+
+def test_logits_are_close_to_those_of_transformers(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list[DraftLogits]()
+    run_layers = AssistantRunner._run_layers
+
+    def watched(self: AssistantRunner, batch: ForwardBatch, stream: Array) -> list[DraftLogits]:
+        logits = run_layers(self, batch, stream)
+        rows.extend(logits)
+        return logits
+
+    monkeypatch.setattr(AssistantRunner, "_run_layers", watched)
+    engine = pair.engine()
+    drafter = Watched(make_drafter(pair.spec(num_tokens=4)).bind(engine.target))
+    (request,) = decode(engine, drafter, PROMPTS[2:])
+    oracle = AssistantOracle(pair.target, pair.assistant)
+    found = iter(rows)
+    for asked in drafter.of(request):
+        for number, token in enumerate(asked.tree.tokens[1:]):
+            if number:
+                oracle.add(asked.tree.tokens[number])
+            else:
+                oracle.begin(asked.tokens)
+            logits, ids = next(found)
+            wanted = oracle.logits if ids is None else oracle.logits[ids]
+            np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)
+            assert token == oracle.logits.argmax()
+    assert len(rows) > 20
+    assert next(found, None) is None
 
 
 def test_right_drafts_are_accepted() -> None:
