@@ -2,13 +2,13 @@
 trees and batches.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kernels.layer_texts import LayerTexts, same, some_rows
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ConvolutionConfig
@@ -16,7 +16,6 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
-from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear
 from pronk.sampling.tree import TokenTree
@@ -31,7 +30,7 @@ LENGTH = 70
 NAN = float("nan")
 
 
-class Convolution:
+class Convolution(LayerTexts):
     """A short convolution and texts in its cache.
 
     The projections copy the stream: ``b = 2 x``, ``c = x``, and the output is added as it is. So
@@ -67,30 +66,6 @@ class Convolution:
         self.program = backend.program(hidden, dtype, self.cache)
         self.program.convolution(self.layer, 0)
 
-    def run(self, segments: Sequence[tuple[BlockTable, TokenTree, int]], x: Array) -> Array:
-        """Return the outputs of the rows ``x`` of all segments; nothing is committed."""
-        for table, tree, _ in segments:
-            self.cache.prepare(table, table.length + len(tree))
-        batch = ForwardBatch(
-            [BatchEntry(table, tree, num_computed=computed) for table, tree, computed in segments]
-        )
-        stream = x.astype(self.dtype)
-        self.program.run(batch, stream)
-        return stream
-
-    def read(self, x: Array, chunks: Sequence[int], table: BlockTable | None = None) -> Array:
-        """Return the outputs of a text in chunks, which are committed."""
-        table = table or BlockTable()
-        found = list[Array]()
-        start = 0
-        for count in chunks:
-            found.append(
-                self.run([(table, TokenTree.chain([0] * count), 0)], x[start : start + count])
-            )
-            self.cache.commit_slots(table, range(count))
-            start += count
-        return np.concatenate(found)
-
     def expected(self, x: Array) -> Array:
         """Return the outputs of a text, computed by NumPy in float64."""
         x = x.astype(self.dtype).astype(np.float64)
@@ -102,14 +77,6 @@ class Convolution:
         for tap in range(self.taps):
             total += weights[tap] * states[tap : tap + len(x)]
         return np.asarray(x + x * total)
-
-
-def some_rows(count: int, hidden: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, hidden)).astype(BFLOAT16)
-
-
-def same(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def backends() -> list[Any]:
@@ -145,42 +112,9 @@ def test_chunks_trees_batches_and_threads_change_no_bit(
             set_threads(threads, threads)
             for chunks in ([LENGTH], [2, 3, 65], [17] * 4 + [2]):
                 assert same(made.read(x, chunks), alone)
-            in_tree_and_batch(made, x, alone)
+            made.check_tree_and_batch(x, alone)
         finally:
             set_threads(before, before)
-
-
-def in_tree_and_batch(made: Convolution, x: Array, alone: Array) -> None:
-    """Check a tree with wrong siblings beside another request, in two passes, then the text after a
-    commit.
-    """
-    start = 31
-    other = some_rows(9, made.hidden, 7)
-    table = BlockTable()
-    neighbour = BlockTable()
-    made.read(x, [start], table)
-    count = LENGTH - start - 5  # tokens on the path
-    parents = [-1]
-    rows = [x[start]]
-    for token in range(start + 1, start + count):
-        parents += [len(rows) - 1] * 2
-        rows += [other[token % 9], x[token]]  # a wrong sibling, then the text
-    tree = TokenTree((0, *(1, 0) * (count - 1)), tuple(parents))
-    nodes = [0, *range(2, 2 * count - 1, 2)]
-    both = made.run(
-        [(neighbour, TokenTree.chain([0] * 9), 0), (table, tree, 0)],
-        np.concatenate((other, np.stack(rows))),
-    )
-    assert same(both[9:][nodes], alone[start : start + count])
-    assert same(both[:9], made.read(other, [9]))
-    half = len(rows) // 2
-    first = made.run(
-        [(table, TokenTree(tree.tokens[:half], tree.parents[:half]), 0)], np.stack(rows[:half])
-    )
-    second = made.run([(table, tree, half)], np.stack(rows[half:]))
-    assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
-    made.cache.commit_slots(table, nodes)
-    assert same(made.read(x[start + count :], [1, 4], table), alone[start + count :])
 
 
 def test_bits_are_equal_on_all_instruction_sets() -> None:

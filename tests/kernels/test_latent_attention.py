@@ -2,13 +2,13 @@
 batches.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kernels.layer_texts import LayerTexts, same, some_rows
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import LatentConfig
@@ -16,7 +16,6 @@ from pronk.checkpoint.rope import RopeConfig
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.decoder import Layer
-from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm
 from pronk.sampling.tree import TokenTree
@@ -40,7 +39,7 @@ LENGTH = 80
 NAN = float("nan")
 
 
-class LatentAttention:
+class LatentAttention(LayerTexts):
     """One layer of latent attention with random weights, and texts in its cache."""
 
     def __init__(
@@ -48,6 +47,7 @@ class LatentAttention:
     ) -> None:
         self.heads, self.sizes = SIZES[name]
         sizes = self.sizes
+        self.hidden = HIDDEN
         self.dtype = dtype
         self.int8 = int8
         self.config = replace(
@@ -90,29 +90,6 @@ class LatentAttention:
             self.dtype
         )
         return Linear(self.backend, weight, None, self.layer.layout(name), None)
-
-    def run(self, segments: Sequence[tuple[BlockTable, TokenTree, int]], x: Array) -> Array:
-        """Return the outputs of the rows ``x`` of all segments; nothing is committed."""
-        for table, tree, _ in segments:
-            self.cache.prepare(table, table.length + len(tree))
-        batch = ForwardBatch(
-            [BatchEntry(table, tree, num_computed=computed) for table, tree, computed in segments]
-        )
-        stream = x.astype(self.dtype)
-        self.program.run(batch, stream)
-        return stream
-
-    def read(self, x: Array, chunks: Sequence[int], table: BlockTable | None = None) -> Array:
-        """Return the outputs of a text in chunks, which are committed."""
-        table = table or BlockTable()
-        found = list[Array]()
-        start = 0
-        for count in chunks:
-            tree = TokenTree.chain([0] * count)
-            found.append(self.run([(table, tree, 0)], x[start : start + count]))
-            self.cache.commit_slots(table, range(count))
-            start += count
-        return np.concatenate(found)
 
     def expected(self, x: Array) -> Double:
         """Return the outputs of a text by the formulas, with keys and values of each head."""
@@ -168,14 +145,6 @@ def rotate(rows: Double) -> Double:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=1)
 
 
-def some_rows(count: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, HIDDEN)).astype(BFLOAT16)
-
-
-def same(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
-
-
 @CACHES
 @DTYPES
 @pytest.mark.parametrize("name", SIZES)
@@ -184,7 +153,7 @@ def test_outputs_are_those_of_a_slow_loop(
     kernels: Kernels, name: str, dtype: DType, *, int8: bool
 ) -> None:
     made = LatentAttention(kernels, name, dtype, int8=int8)
-    x = some_rows(LENGTH)
+    x = some_rows(LENGTH, HIDDEN)
     expected = made.expected(x)
     error = np.abs(made.read(x, [LENGTH]).astype(np.float64) - expected).max()
     scale = np.abs(expected).max()
@@ -200,49 +169,16 @@ def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: 
     before = num_threads()
     for dtype, threads, int8 in ((FLOAT32, 3, False), (BFLOAT16, 2, False), (BFLOAT16, 1, True)):
         made = LatentAttention(kernels, name, dtype, int8=int8)
-        x = some_rows(LENGTH)
+        x = some_rows(LENGTH, HIDDEN)
         try:
             set_threads(1, 1)
             alone = made.read(x, [1] * LENGTH)
             set_threads(threads, threads)
             for chunks in ([LENGTH], [2, 3, LENGTH - 5], [17] * 4 + [12]):
                 assert same(made.read(x, chunks), alone)
-            in_tree_and_batch(made, x, alone)
+            made.check_tree_and_batch(x, alone)
         finally:
             set_threads(before, before)
-
-
-def in_tree_and_batch(made: LatentAttention, x: Array, alone: Array) -> None:
-    """Check a tree with wrong siblings beside another request, in two passes, then the text after a
-    commit.
-    """
-    start = 31
-    other = some_rows(9, 7)
-    table = BlockTable()
-    neighbour = BlockTable()
-    made.read(x, [start], table)
-    count = LENGTH - start - 5  # tokens on the path
-    parents = [-1]
-    rows = [x[start]]
-    for token in range(start + 1, start + count):
-        parents += [len(rows) - 1] * 2
-        rows += [other[token % 9], x[token]]  # a wrong sibling, then the text
-    tree = TokenTree((0, *(1, 0) * (count - 1)), tuple(parents))
-    nodes = [0, *range(2, 2 * count - 1, 2)]
-    both = made.run(
-        [(neighbour, TokenTree.chain([0] * 9), 0), (table, tree, 0)],
-        np.concatenate((other, np.stack(rows))),
-    )
-    assert same(both[9:][nodes], alone[start : start + count])
-    assert same(both[:9], made.read(other, [9]))
-    half = len(rows) // 2
-    first = made.run(
-        [(table, TokenTree(tree.tokens[:half], tree.parents[:half]), 0)], np.stack(rows[:half])
-    )
-    second = made.run([(table, tree, half)], np.stack(rows[half:]))
-    assert same(np.concatenate((first, second))[nodes], alone[start : start + count])
-    made.cache.commit_slots(table, nodes)
-    assert same(made.read(x[start + count :], [1, 4], table), alone[start + count :])
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8], ids=str)
@@ -262,7 +198,7 @@ def test_the_cache_has_one_row_per_token(dtype: DType) -> None:
 @EVERY
 def test_rows_that_are_not_finite_leave_other_requests_alone(kernels: Kernels) -> None:
     made = LatentAttention(kernels, "several tiles")
-    x = some_rows(8)
+    x = some_rows(8, HIDDEN)
     chain = TokenTree.chain([0] * 4)
     expected = made.read(x[4:], [4])
     x[:4] = np.nan
@@ -276,4 +212,4 @@ def test_sizes_that_are_no_whole_blocks_are_refused(kernels: Kernels) -> None:
     made = LatentAttention(kernels, "one head")
     made.layer.v_b.packed.struct.unit = 8
     with pytest.raises(AssertionError, match="kernels"):
-        made.read(some_rows(2), [2])
+        made.read(some_rows(2, HIDDEN), [2])
