@@ -145,6 +145,11 @@ def test_absent_keys_mean_what_transformers_takes() -> None:
         assert ours.window_of(layer) == (theirs.sliding_window if slides else None)
 
 
+def test_a_model_without_embeddings_of_layers_needs_no_table() -> None:
+    """transformers writes the size of the table also if there is none."""
+    assert parse(MIXTURE, vocab_size_per_layer_input=0) == parse(MIXTURE)
+
+
 def test_the_language_model_of_a_multimodal_config() -> None:
     raw = {"model_type": "gemma4", "text_config": SMALL, "vision_config": {}, "audio_config": None}
     assert parse_config(raw) == parse(SMALL)

@@ -61,11 +61,11 @@ def _parse(keys: ConfigReader) -> ModelConfig:
     if widths and features["mixture"] is not None:
         refuse_config("use_double_wide_mlp with experts is not supported; expected false")
     vocab_size = keys.integer("vocab_size")
-    table_size = keys.integer("vocab_size_per_layer_input", vocab_size)
-    if features["layer_input_size"] and table_size != vocab_size:
-        refuse_config(
-            f"vocab_size_per_layer_input: expected {vocab_size} as vocab_size, found {table_size}"
-        )
+    if features["layer_input_size"]:
+        table_size = keys.integer("vocab_size_per_layer_input", vocab_size)
+        if table_size != vocab_size:
+            expected = f"expected {vocab_size} as vocab_size"
+            refuse_config(f"vocab_size_per_layer_input: {expected}, found {table_size}")
     return llama_like(keys, windows=windows, **features)
 
 
