@@ -39,7 +39,7 @@ from pronk.sampling.tree import TokenTree
 from tiny_models import assert_idle, run, tiny_decoder
 
 # Targets with each rule of recurrent layers, and with a recurrence beside attention.
-TARGETS = ("recurrent", "mamba", "parallel")
+TARGETS = ("recurrent", "mamba", "parallel", "sublayers")
 KINDS = ("greedy", "temperature", "penalties", "top_p", "guided", "repetitive", "thinking")
 TREES = {
     "oracle": oracle_trees(0.8),

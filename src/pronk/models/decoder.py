@@ -99,10 +99,10 @@ class Attention:
 class Layer(Attention):
     """Transformer layer: attention, then MLP; the attributes are set when the weights are loaded.
 
-    ``sublayers`` says whether it has both.
-    With ``mixture``, the MLP is a mixture of experts, which the router chooses. With ``gates``, the
-    layer has a short convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of
-    attention. With ``recurrent``, it has a recurrence in place of attention, or both
+    ``sublayers`` says whether the layer has both, or one of them alone. With ``mixture``, the MLP
+    is a mixture of experts, which the router chooses. With ``gates``, the layer has a short
+    convolution (:class:`~pronk.checkpoint.config.ConvolutionConfig`) in place of attention. With
+    ``recurrent``, it has a recurrence in place of attention, or both
     (:class:`~pronk.checkpoint.config.RecurrentConfig`).
     """
 

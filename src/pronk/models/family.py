@@ -95,6 +95,19 @@ FUSED_EXPERTS: dict[str, tuple[str, ...]] = {
     "experts.up": ("mlp.experts.gate_up_proj",),
     "experts.down": ("mlp.experts.down_proj",),
 }
+# Names of the tensors of experts in checkpoints with a tensor for each expert.
+SINGLE_EXPERTS: dict[str, tuple[str, ...]] = {
+    "router": ("mlp.gate",),
+    "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "experts.down": ("mlp.experts.{}.down_proj.weight",),
+}
+# Names of DeepSeek: a correction of the choice, and shared experts.
+DEEPSEEK_EXPERTS: dict[str, tuple[str, ...]] = {
+    **SINGLE_EXPERTS,
+    "correction": ("mlp.gate.e_score_correction_bias",),
+    "shared_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "shared_down": ("mlp.shared_experts.down_proj",),
+}
 # Names of the tensors of Mamba 2 in checkpoints of hybrid models.
 MAMBA_LAYER: dict[str, tuple[str, ...]] = {
     "mixer_in": ("mamba.in_proj",),

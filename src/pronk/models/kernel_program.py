@@ -358,7 +358,7 @@ class KernelProgram(Program):
         self._set_norm(op, norm)
 
     def route(
-        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None
     ) -> None:
         op = self._append(_ROUTE)
         self._set_mixture(op, mixture)

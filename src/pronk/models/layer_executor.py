@@ -92,9 +92,11 @@ class LayerExecutor:
         """
         config = self.decoder.config
         last = config.num_storing_layers
+        if last == config.num_layers:
+            return False
         saved = [feature for feature in self.cache.features if isinstance(feature, int)]
         return (
-            last < num_layers == config.num_layers
+            num_layers == config.num_layers
             and len(batch.logits_rows) < batch.num_rows
             and max((*collect, *saved), default=0) <= last
             and self.decoder.has_uniform_activations

@@ -276,7 +276,7 @@ class Program(ABC):
         else:
             self.norm(layer.mlp_norm, to="A")
             self.linear(layer.router, source="A", to="scores")
-            self.route(layer.up.mixture, layer.correction)
+            self.route(layer.up.mixture, layer.correction, layer.expert_scale)
             self.linear(layer.up, source="A", activation=activation, to="B")
         self._add_branch(layer.down, "B", layer.mlp_output_norm, layer.config, partial=partial)
         if layer.shared_up is not None:
@@ -513,7 +513,7 @@ class Program(ABC):
 
     @abstractmethod
     def route(
-        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None
     ) -> None:
         """Append the choice of each row's experts and their weights.
 

@@ -313,7 +313,7 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def route(
-        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None = None
+        self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None
     ) -> None:
         scale = None if expert_scale is None else to_tensor(expert_scale).to(self.device)
         added = None if correction is None else to_tensor(correction).to(self.device)

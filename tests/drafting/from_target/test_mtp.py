@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import MakeCheckpoint
 from covering import covering
+from drafting import drafting
 from drafting.drafting import Asked, Watched, assert_no_blocks, assert_plain, sampler_at, text
 from drafting.from_target.trained_eagle import bigram_decoder, copying_folder
 from engine.cases import step_until_ended, total
@@ -121,16 +122,9 @@ def decode(
     engine: Engine, drafter: Proposer[Any], prompts: list[list[int]], **options: Any
 ) -> list[Request]:
     """Decode prompts in one batch; the outputs must be those of plain decoding."""
-    params = [
-        SamplingParams(**{"max_tokens": 20, "seed": seed, "ignore_eos": True, **options})
-        for seed in range(len(prompts))
-    ]
-    requests = [
-        make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)
-    ]
-    run(engine, requests)
-    assert_plain(engine, requests)
-    return requests
+    return drafting.decode(
+        engine, drafter, prompts, **{"max_tokens": 20, "ignore_eos": True, **options}
+    )
 
 
 def check_drafts(oracle: MtpOracle, request: Request, asked: Asked) -> int:

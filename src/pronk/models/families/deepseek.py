@@ -22,6 +22,7 @@ from pronk.checkpoint.config import (
 from pronk.checkpoint.rope import RopeConfig, parse_rope, refuse_config, yarn_scale
 from pronk.models.config_reader import ConfigReader, llama_like
 from pronk.models.family import (
+    DEEPSEEK_EXPERTS,
     FUSED_EXPERTS,
     GGUF_NAMES,
     LLAMA_LAYER,
@@ -209,12 +210,7 @@ _NAMES = replace(
         "kv_a_norm": ("self_attn.kv_a_layernorm",),
         "k_b": ("self_attn.kv_b_proj",),
         "v_b": ("self_attn.kv_b_proj",),
-        "router": ("mlp.gate",),
-        "correction": ("mlp.gate.e_score_correction_bias",),
-        "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-        "experts.down": ("mlp.experts.{}.down_proj.weight",),
-        "shared_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        "shared_down": ("mlp.shared_experts.down_proj",),
+        **DEEPSEEK_EXPERTS,
     },
     alternatives=(FUSED_EXPERTS,),
     permuted_heads=True,

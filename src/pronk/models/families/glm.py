@@ -12,6 +12,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import refuse_config
 from pronk.models.config_reader import ConfigReader, llama_like
 from pronk.models.family import (
+    DEEPSEEK_EXPERTS,
     FUSED_EXPERTS,
     GGUF_NAMES,
     LLAMA_LAYER,
@@ -124,12 +125,7 @@ FAMILIES = (
             LLAMA_NAMES,
             layer={
                 **LLAMA_LAYER,
-                "router": ("mlp.gate",),
-                "correction": ("mlp.gate.e_score_correction_bias",),
-                "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-                "experts.down": ("mlp.experts.{}.down_proj.weight",),
-                "shared_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-                "shared_down": ("mlp.shared_experts.down_proj",),
+                **DEEPSEEK_EXPERTS,
             },
             alternatives=(FUSED_EXPERTS,),
             skips_heads=True,

@@ -10,6 +10,7 @@ from pronk.models.family import (
     FUSED_EXPERTS,
     LLAMA_LAYER,
     LLAMA_NAMES,
+    SINGLE_EXPERTS,
     Family,
     GgufArchitecture,
 )
@@ -103,9 +104,7 @@ _MOE_NAMES = replace(
     LLAMA_NAMES,
     layer={
         **LLAMA_LAYER,
-        "router": ("mlp.gate",),
-        "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-        "experts.down": ("mlp.experts.{}.down_proj.weight",),
+        **SINGLE_EXPERTS,
     },
     alternatives=(FUSED_EXPERTS,),
 )

@@ -28,6 +28,7 @@ from pronk.models.family import (
     GGUF_NAMES,
     LLAMA_LAYER,
     LLAMA_NAMES,
+    SINGLE_EXPERTS,
     Family,
     GgufArchitecture,
 )
@@ -201,9 +202,7 @@ _NAMES = replace(
         "decay_bias": ("linear_attn.dt_bias",),
         "mixer_norm": ("linear_attn.norm",),
         "mixer_out": ("linear_attn.out_proj",),
-        "router": ("mlp.gate",),
-        "experts.up": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-        "experts.down": ("mlp.experts.{}.down_proj.weight",),
+        **SINGLE_EXPERTS,
         "shared_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
         "shared_down": ("mlp.shared_expert.down_proj",),
         "shared_gate": ("mlp.shared_expert_gate",),

@@ -194,6 +194,11 @@ class EagleConfig:
         kinds = {name.rpartition(".")[2] for name in own}
         quantization = None if kinds <= _PLAIN_TENSORS else like.quantization
         layers = _as_stored(like, names, found, tied=False, quantization=quantization)
+        return cls.of_mtp(layers, names)
+
+    @classmethod
+    def of_mtp(cls, layers: ModelConfig, names: HeadNames, **fields: Any) -> EagleConfig:
+        """Return the configuration of an MTP head with these layers and names of tensors."""
         return cls(
             "mtp",
             layers,
@@ -202,6 +207,7 @@ class EagleConfig:
             norm_output=names.norm_output,
             num_wide=0,
             names=names,
+            **fields,
         )
 
     @classmethod
@@ -352,17 +358,8 @@ def _parse_mtp(raw: Mapping[str, Any], stored: Collection[str]) -> EagleConfig:
         return EagleConfig.in_target(target, get_family(target.family).names, stored)
     found = {names.canonical(name) for name in stored}
     layers = _decoder(_speculators_decoder(raw), found, raw.get("quantization_config"))
-    return EagleConfig(
-        "mtp",
-        layers,
-        layers.vocab_size,
-        layers.hidden_size,
-        norm_output=names.norm_output,
-        num_wide=0,
-        names=names,
-        verifier=_verifier(raw),
-        fingerprint=_fingerprint(raw),
-    )
+    verifier = _verifier(raw)
+    return EagleConfig.of_mtp(layers, names, verifier=verifier, fingerprint=_fingerprint(raw))
 
 
 def _decoder(raw: Mapping[str, Any], found: Collection[str], quantization: Any) -> ModelConfig:
