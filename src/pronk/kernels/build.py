@@ -56,6 +56,7 @@ _OPTIONAL = {
 }
 # At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
 _COMMON: dict[str, list[str]] = {
+    "decode": [],
     "dispatch": [],
     "forward": [],
     "pack": [],
