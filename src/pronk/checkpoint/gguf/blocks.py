@@ -112,6 +112,18 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
 }
 
+# Types that llama.cpp had under these numbers, and reads no more.
+REMOVED_TYPES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
 # Result of a conversion of blocks: codes ``[..., weights of a block]``, scales ``[..., groups]``,
 # and minima ``[..., groups]`` or ``None``.
 Unpacked = tuple[Array, Array, Array | None]

@@ -266,12 +266,11 @@ static inline int64_t quant_unit_bytes(const pronk_weights* w) {
 struct StoredType {
   int32_t number;         // in ggml.h
   int64_t inputs, bytes;  // of a block
-  // Decode a block of one output to the units of an 8-bit type, k8 or q8. Element i of their arrays [16] is that of output
-  // i, and `to` is the place of the output's element of the first array.
+  // Decode the adjacent blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
   void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
 };
-// Maximum bytes of a decoded block of 16 outputs: a super-block of type k8.
-const int MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
+// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
+const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
 // Return the type with a number; null if there is none.
 const StoredType* stored_type(int32_t number);
 // Bytes of a quantized block of 16 outputs.

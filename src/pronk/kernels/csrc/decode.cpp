@@ -1,14 +1,9 @@
 // Blocks of GGUF files that stay in memory as they are: their decoding to units of 8-bit codes, of which a product needs
 // only a few at a time (gemm_chunk_stored). Kernels of every instruction set use the same functions.
 //
-// A block of one output decodes to a super-block of type k8 (256 inputs), or with NVFP4 to four groups of type q8 with f32
-// scales (64 inputs). In both, element i of an array [16] of 4 bytes belongs to output i. So every number of an output is
-// a multiple of 64 bytes behind its first one, `to`:
-//
-//   k8      the factor; 16 scales; 64 steps of four codes
-//   NVFP4   four times: the scale; 4 steps of four codes
-//
-// Codes are 128 plus the value. Sources: ggml-common.h and ggml-quants.c of llama.cpp. All scales are odd numbers; the
+// The blocks of 16 outputs decode to a super-block of type k8 (256 inputs), or with NVFP4 to four groups of type q8 with
+// f32 scales (64 inputs). A type is a struct with a function for each number of a block. Codes are 128 plus the value.
+// Sources: ggml-common.h and ggml-quants.c of llama.cpp. All scales are odd numbers; the
 // denominators of their formulas belong to the factor:
 //
 //   type      bytes of a block, in order                                        weight
@@ -32,6 +27,7 @@
 namespace pronk {
 namespace {
 const uint64_t ONES = 0x0101010101010101ull, ZEROS_OF_CODES = 0x8080808080808080ull;  // a byte eight times: 1, 128
+const uint64_t EVEN_BYTES = 0x00ff00ff00ff00ffull;
 
 uint16_t load_16(const uint8_t* p) {
   uint16_t x;
@@ -75,64 +71,55 @@ struct EvenSigns {
 };
 constexpr EvenSigns EVEN_SIGNS;
 
+// Return eight bytes times a number, modulo 256.
+inline uint64_t multiply_bytes(uint64_t bytes, uint64_t factor) {
+  uint64_t even = (bytes & EVEN_BYTES) * factor & EVEN_BYTES, odd = (bytes >> 8 & EVEN_BYTES) * factor & EVEN_BYTES;
+  return even | odd << 8;
+}
+
 // Give eight positive bytes their signs, and return codes. No byte is 0, whose negation would carry into the next byte.
 inline uint64_t signed_codes(uint64_t values, uint8_t signs) {
   uint64_t mask = SIGN_MASKS.of[signs];
   return ((values ^ mask) + (mask & ONES)) ^ ZEROS_OF_CODES;
 }
 
-// The places of a super-block of type k8 for one output, see StoredType.
-struct Super {
-  uint8_t* to;
-  void set_factor(float x) const { memcpy(to, &x, 4); }
-  void set_scale(int group, int32_t x) const { memcpy(to + SUPER_SCALES + 64 * group, &x, 4); }
-  // Set the scale of the groups 2 i and 2 i + 1.
-  void set_pair(int i, int32_t x) const {
-    set_scale(2 * i, x);
-    set_scale(2 * i + 1, x);
-  }
-  // Store the codes of the inputs 8 i, …, 8 i + 7.
-  void set_codes(int i, uint64_t codes) const {
-    uint32_t first = (uint32_t)codes, second = (uint32_t)(codes >> 32);
-    memcpy(to + WIDE_HEADER + 128 * i, &first, 4);
-    memcpy(to + WIDE_HEADER + 128 * i + 64, &second, 4);
+inline int nibble(const uint8_t* p, int i) { return p[i / 2] >> (i % 2 * 4) & 15; }
+
+// Return the factor of a type whose float16 scale is at `p`.
+inline float scaled_half(const uint8_t* p, float unit) { return half_to_float(load_16(p)) * unit; }
+
+// In each type: the number of inputs and bytes of a block; `factor`, and the scale of group `g` of 16 inputs; and `codes`,
+// those of the inputs 8 i, 8 i + 1, …, 8 i + 7, from the block `from`.
+struct Iq2Xxs {
+  static const int NUMBER = 16, INPUTS = 256, BYTES = 66;
+  static float factor(const uint8_t* from) { return scaled_half(from, 0.125f); }
+  static int32_t scale(const uint8_t* from, int g) { return 2 * (from[9 + 8 * (g / 2)] >> 4) + 1; }
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
+    const uint8_t* group = from + 2 + 8 * (i / 4);
+    uint32_t signs = load_32(group + 4) >> (7 * (i % 4)) & 127;
+    return signed_codes(load_64(codebook, group[i % 4]), EVEN_SIGNS.of[signs]);
   }
 };
 
-inline int nibble(const uint8_t* p, int i) { return p[i / 2] >> (i % 2 * 4) & 15; }
-
-void decode_iq2_xxs(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  super.set_factor(half_to_float(load_16(from)) / 8);
-  for (int g = 0; g < 8; g++) {
-    const uint8_t* group = from + 2 + 8 * g;
-    uint32_t signs = load_32(group + 4);
-    super.set_pair(g, 2 * (int32_t)(signs >> 28) + 1);
-    for (int i = 0; i < 4; i++, signs >>= 7)
-      super.set_codes(4 * g + i, signed_codes(load_64(codebook, group[i]), EVEN_SIGNS.of[signs & 127]));
-  }
-}
-
-void decode_iq2_xs(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  super.set_factor(half_to_float(load_16(from)) / 8);
-  for (int g = 0; g < 16; g++) super.set_scale(g, 2 * nibble(from + 66, g) + 1);
-  for (int i = 0; i < 32; i++) {
+struct Iq2Xs {
+  static const int NUMBER = 17, INPUTS = 256, BYTES = 74;
+  static float factor(const uint8_t* from) { return scaled_half(from, 0.125f); }
+  static int32_t scale(const uint8_t* from, int g) { return 2 * nibble(from + 66, g) + 1; }
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
     int entry = load_16(from + 2 + 2 * i);
-    super.set_codes(i, signed_codes(load_64(codebook, entry & 511), EVEN_SIGNS.of[entry >> 9]));
+    return signed_codes(load_64(codebook, entry & 511), EVEN_SIGNS.of[entry >> 9]);
   }
-}
+};
 
-void decode_iq2_s(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  const uint8_t *indices = from + 2, *signs = from + 34, *high = from + 66;
-  super.set_factor(half_to_float(load_16(from)) / 8);
-  for (int g = 0; g < 16; g++) super.set_scale(g, 2 * nibble(from + 74, g) + 1);
-  for (int i = 0; i < 32; i++) {
-    int index = indices[i] | (high[i / 4] >> (i % 4 * 2) & 3) << 8;
-    super.set_codes(i, signed_codes(load_64(codebook, index), signs[i]));
+struct Iq2S {
+  static const int NUMBER = 22, INPUTS = 256, BYTES = 82;
+  static float factor(const uint8_t* from) { return scaled_half(from, 0.125f); }
+  static int32_t scale(const uint8_t* from, int g) { return 2 * nibble(from + 74, g) + 1; }
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
+    int index = from[2 + i] | (from[66 + i / 4] >> (i % 4 * 2) & 3) << 8;
+    return signed_codes(load_64(codebook, index), from[34 + i]);
   }
-}
+};
 
 // Return the magnitudes of eight inputs: those of four each, of two indices.
 inline uint64_t two_fours(const void* codebook, int first, int second) {
@@ -140,133 +127,166 @@ inline uint64_t two_fours(const void* codebook, int first, int second) {
   return load_32(fours + 4 * first) | (uint64_t)load_32(fours + 4 * second) << 32;
 }
 
-void decode_iq3_xxs(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  const uint8_t* indices = from + 2;
-  super.set_factor(half_to_float(load_16(from)) / 4);
-  for (int g = 0; g < 8; g++) {
-    uint32_t signs = load_32(from + 66 + 4 * g);
-    super.set_pair(g, 2 * (int32_t)(signs >> 28) + 1);
-    for (int i = 0; i < 4; i++, indices += 2, signs >>= 7)
-      super.set_codes(4 * g + i,
-                      signed_codes(two_fours(codebook, indices[0], indices[1]), EVEN_SIGNS.of[signs & 127]));
+struct Iq3Xxs {
+  static const int NUMBER = 18, INPUTS = 256, BYTES = 98;
+  static float factor(const uint8_t* from) { return scaled_half(from, 0.25f); }
+  static int32_t scale(const uint8_t* from, int g) { return 2 * (from[69 + 4 * (g / 2)] >> 4) + 1; }
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
+    uint32_t signs = load_32(from + 66 + 4 * (i / 4)) >> (7 * (i % 4)) & 127;
+    return signed_codes(two_fours(codebook, from[2 + 2 * i], from[3 + 2 * i]), EVEN_SIGNS.of[signs]);
   }
+};
+
+struct Iq3S {
+  static const int NUMBER = 21, INPUTS = 256, BYTES = 110;
+  static float factor(const uint8_t* from) { return scaled_half(from, 1.0f); }
+  static int32_t scale(const uint8_t* from, int g) { return 2 * nibble(from + 106, g / 2) + 1; }
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
+    int high = from[66 + i / 4] >> (i % 4 * 2);
+    int first = from[2 + 2 * i] | (high & 1) << 8, second = from[3 + 2 * i] | (high & 2) << 7;
+    return signed_codes(two_fours(codebook, first, second), from[74 + i]);
+  }
+};
+
+// Return the codes of the numbers 8 * {-1, 0, 1} + 1, or - 1 if `negative` is 1. There is no branch, because half of the
+// shifts are negative in no order.
+inline uint64_t shifted_codes(uint64_t values, int negative) {
+  return (values ^ ZEROS_OF_CODES) - ONES + (uint64_t)(2 - 2 * negative) * ONES;
 }
 
-void decode_iq3_s(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  const uint8_t *indices = from + 2, *high = from + 66, *signs = from + 74;
-  super.set_factor(half_to_float(load_16(from)));
-  for (int g = 0; g < 8; g++) super.set_pair(g, 2 * nibble(from + 106, g) + 1);
-  for (int i = 0; i < 32; i++) {
-    int bits = high[i / 4] >> (i % 4 * 2);
-    int first = indices[2 * i] | (bits & 1) << 8, second = indices[2 * i + 1] | (bits & 2) << 7;
-    super.set_codes(i, signed_codes(two_fours(codebook, first, second), signs[i]));
+struct Iq1S {
+  static const int NUMBER = 19, INPUTS = 256, BYTES = 50;
+  static float factor(const uint8_t* from) { return scaled_half(from, 0.125f); }
+  static int32_t scale(const uint8_t* from, int g) { return 2 * (from[35 + 2 * (g / 2)] >> 4 & 7) + 1; }
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
+    int high = load_16(from + 34 + 2 * (i / 4));
+    int index = from[2 + i] | (high >> (i % 4 * 3) & 7) << 8;
+    return shifted_codes(load_64(codebook, index), high >> 15);
   }
-}
-
-// Return the codes of the numbers 8 * {-1, 0, 1} ± 1.
-inline uint64_t shifted_codes(uint64_t values, bool negative) {
-  uint64_t codes = values ^ ZEROS_OF_CODES;
-  return negative ? codes - ONES : codes + ONES;
-}
-
-void decode_iq1_s(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  super.set_factor(half_to_float(load_16(from)) / 8);
-  for (int g = 0; g < 8; g++) {
-    int high = load_16(from + 34 + 2 * g);
-    super.set_pair(g, 2 * (high >> 12 & 7) + 1);
-    for (int i = 4 * g; i < 4 * g + 4; i++) {
-      int index = from[2 + i] | (high >> (i % 4 * 3) & 7) << 8;
-      super.set_codes(i, shifted_codes(load_64(codebook, index), high >> 15));
-    }
-  }
-}
+};
 
 // The four numbers of 16 bits at the end have a scale of 3 bits for each of four groups, and above them 4 bits of d.
-void decode_iq1_m(const uint8_t* from, const void* codebook, uint8_t* to) {
-  const Super super = {to};
-  const uint8_t* high = from + 32;
-  uint16_t d = 0;
-  for (int n = 0; n < 4; n++) {
-    int scales = load_16(from + 48 + 2 * n);
-    for (int i = 0; i < 4; i++) super.set_scale(4 * n + i, 2 * (scales >> (3 * i) & 7) + 1);
-    d |= (uint16_t)(scales >> 12 << (4 * n));
+struct Iq1M {
+  static const int NUMBER = 29, INPUTS = 256, BYTES = 56;
+  static float factor(const uint8_t* from) {
+    int d = from[49] >> 4 | (from[51] & 0xf0) | (from[53] & 0xf0) << 4 | (from[55] & 0xf0) << 8;
+    return half_to_float((uint16_t)d) * 0.125f;
   }
-  super.set_factor(half_to_float(d) / 8);
-  for (int i = 0; i < 32; i++) {
-    int bits = nibble(high, i), index = from[i] | (bits & 7) << 8;
-    super.set_codes(i, shifted_codes(load_64(codebook, index), bits >> 3));
+  static int32_t scale(const uint8_t* from, int g) {
+    return 2 * (load_16(from + 48 + g / 4 * 2) >> (g % 4 * 3) & 7) + 1;
   }
-}
-
-void set_ternary_scales(const Super& super, const uint8_t* d) {
-  super.set_factor(half_to_float(load_16(d)));
-  for (int g = 0; g < 16; g++) super.set_scale(g, 1);
-}
+  static uint64_t codes(const uint8_t* from, const void* codebook, int i) {
+    int high = nibble(from + 32, i);
+    return shifted_codes(load_64(codebook, from[i] | (high & 7) << 8), high >> 3);
+  }
+};
 
 // A byte is a fraction of 256 in the ternary system, rounded up: its next digit is the integer part of three times the
-// fraction. Digit i of bytes 0-31 belongs to inputs 32 i to 32 i + 31, that of bytes 32-47 to inputs 160 + 16 i, …, and
-// that of the last four bytes to inputs 240 + 4 i, ….
-void decode_tq1_0(const uint8_t* from, const void*, uint8_t* to) {
-  const Super super = {to};
-  const uint64_t LOW_BYTES = 0x00ff00ff00ff00ffull;
-  set_ternary_scales(super, from + 52);
-  for (int j = 0; j < 6; j++) {
-    uint64_t bytes = load_64(from, j), even = bytes & LOW_BYTES, odd = bytes >> 8 & LOW_BYTES;
-    for (int i = 0; i < 5; i++) {
-      even *= 3, odd *= 3;
-      uint64_t digits = (even >> 8 & LOW_BYTES) | (odd & ~LOW_BYTES);
-      super.set_codes(j < 4 ? 4 * i + j : 20 + 2 * i + j - 4, digits + 127 * ONES);
-      even &= LOW_BYTES, odd &= LOW_BYTES;
+// fraction. Digit n of bytes 0-31 belongs to the inputs 32 n, …, 32 n + 31, that of bytes 32-47 to 160 + 16 n, …, and that
+// of the last four bytes to 240 + 4 n, ….
+struct Tq10 {
+  static const int NUMBER = 34, INPUTS = 256, BYTES = 54;
+  static float factor(const uint8_t* from) { return scaled_half(from + 52, 1.0f); }
+  static int32_t scale(const uint8_t*, int) { return 1; }
+  static uint64_t codes(const uint8_t* from, const void*, int i) {
+    static const uint64_t POWERS[5] = {1, 3, 9, 27, 81};
+    uint64_t bytes, power;
+    if (i < 20) {
+      bytes = load_64(from + 8 * (i % 4)), power = POWERS[i / 4];
+    } else if (i < 30) {
+      bytes = load_64(from + 32 + 8 * (i % 2)), power = POWERS[i / 2 - 10];
+    } else {  // two digits of four bytes
+      uint64_t four = load_32(from + 48);
+      bytes = four | multiply_bytes(four, 3) << 32, power = POWERS[2 * (i - 30)];
     }
+    uint64_t fractions = multiply_bytes(bytes, power);
+    uint64_t even = (fractions & EVEN_BYTES) * 3 >> 8, odd = (fractions >> 8 & EVEN_BYTES) * 3;
+    return ((even & EVEN_BYTES) | (odd & ~EVEN_BYTES)) + 127 * ONES;
   }
-  for (int half = 0; half < 2; half++) {  // digits 0 and 1, then digits 2 and 3, of four bytes
-    uint64_t codes = 0;
-    for (int i = 0; i < 8; i++) {
-      int power = half ? i < 4 ? 9 : 27 : i < 4 ? 1 : 3;
-      int digit = (uint8_t)(from[48 + i % 4] * power) * 3 >> 8;
-      codes |= (uint64_t)(digit + 127) << (8 * i);
-    }
-    super.set_codes(30 + half, codes);
-  }
-}
+};
 
 // Bits 2 r and 2 r + 1 of bytes 32 h to 32 h + 31 are those of the inputs 128 h + 32 r to 128 h + 32 r + 31.
-void decode_tq2_0(const uint8_t* from, const void*, uint8_t* to) {
-  const Super super = {to};
-  set_ternary_scales(super, from + 64);
-  for (int j = 0; j < 8; j++)
-    for (int r = 0; r < 4; r++)
-      super.set_codes(j / 4 * 16 + 4 * r + j % 4, (load_64(from, j) >> (2 * r) & 3 * ONES) + 127 * ONES);
-}
+struct Tq20 {
+  static const int NUMBER = 35, INPUTS = 256, BYTES = 66;
+  static float factor(const uint8_t* from) { return scaled_half(from + 64, 1.0f); }
+  static int32_t scale(const uint8_t*, int) { return 1; }
+  static uint64_t codes(const uint8_t* from, const void*, int i) {
+    uint64_t bytes = load_64(from + 32 * (i / 16) + 8 * (i % 4));
+    return (bytes >> (i % 16 / 4 * 2) & 3 * ONES) + 127 * ONES;
+  }
+};
 
-// E4M3 without a sign, halved because the values are doubled; the number 0x7f, which would be NaN, is 0.
-float nvfp4_scale(uint8_t x) {
-  int exponent = x >> 3 & 15, mantissa = x & 7;
-  if (x == 0x7f) return 0.0f;
-  return ldexpf((float)(exponent ? mantissa + 8 : mantissa), (exponent ? exponent : 1) - 11);
-}
+// NVFP4's scales by their bits: E4M3 without a sign, halved because the values are doubled. 0x7f, which would be NaN, is 0.
+struct Nvfp4Scales {
+  float of[256];
+  constexpr Nvfp4Scales() : of() {
+    for (int x = 0; x < 256; x++) {
+      int exponent = x >> 3 & 15, mantissa = x & 7;
+      float unit = 1.0f / 1024;
+      for (int i = 1; i < exponent; i++) unit *= 2;
+      of[x] = x == 0x7f ? 0.0f : unit * (float)(exponent ? mantissa + 8 : mantissa);
+    }
+  }
+};
+constexpr Nvfp4Scales NVFP4_SCALES;
 
 // In each group of 16 inputs, the low nibbles are those of the first eight.
-void decode_nvfp4(const uint8_t* from, const void*, uint8_t* to) {
-  static const uint8_t CODES[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
-  for (int g = 0; g < 4; g++) {
-    float scale = nvfp4_scale(from[g]);
-    memcpy(to, &scale, 4);
-    to += 64;
-    const uint8_t* nibbles = from + 4 + 8 * g;
-    for (int step = 0; step < 4; step++, to += 64)
-      for (int i = 0; i < 4; i++) to[i] = CODES[nibbles[step % 2 * 4 + i] >> (step / 2 * 4) & 15];
+struct Nvfp4 {
+  static const int NUMBER = 40, INPUTS = 64, BYTES = 36;
+  static float scale(const uint8_t* from, int g) { return NVFP4_SCALES.of[from[g]]; }
+  static uint64_t codes(const uint8_t* from, const void*, int i) {
+    uint64_t floats = load_64(from + 4 + 8 * (i / 2)) >> (i % 2 * 4);
+    // The values 0, 1, 2, 3 of the first two bits; doubled from the exponent 2 on, and once more for the exponent 3.
+    uint64_t mantissa = floats & ONES, low = floats >> 1 & ONES, high = floats >> 2 & ONES;
+    uint64_t values = mantissa | (low | high) << 1;
+    values += values & high * 255;
+    values += values & (low & high) * 255;
+    uint64_t negative = values & (floats >> 3 & ONES) * 255;
+    return ZEROS_OF_CODES + (values - negative) - negative;
+  }
+};
+
+// Store the codes `i` of 16 outputs, of eight inputs each: two steps of four.
+template <class T>
+inline void store_codes(const uint8_t* from, const void* codebook, int i, uint8_t* to) {
+  for (int lane = 0; lane < 16; lane++) {
+    uint64_t codes = T::codes(from + lane * T::BYTES, codebook, i);
+    uint32_t first = (uint32_t)codes, second = (uint32_t)(codes >> 32);
+    memcpy(to + 4 * lane, &first, 4);
+    memcpy(to + 64 + 4 * lane, &second, 4);
   }
 }
 
+// Decode the blocks of 16 outputs to a super-block of type k8.
+template <class T>
+void decode_super(const uint8_t* from, const void* codebook, uint8_t* to) {
+  float* factors = (float*)to;
+  for (int lane = 0; lane < 16; lane++) factors[lane] = T::factor(from + lane * T::BYTES);
+  int32_t* scales = (int32_t*)(to + SUPER_SCALES);
+  for (int g = 0; g < SUPER_BLOCK / WIDE_GROUP; g++)
+    for (int lane = 0; lane < 16; lane++) scales[16 * g + lane] = T::scale(from + lane * T::BYTES, g);
+  for (int i = 0; i < SUPER_BLOCK / 8; i++) store_codes<T>(from, codebook, i, to + WIDE_HEADER + 128 * i);
+}
+
+// Decode the blocks of 16 outputs to groups of 16 inputs of type q8.
+template <class T>
+void decode_groups(const uint8_t* from, const void* codebook, uint8_t* to) {
+  for (int g = 0; g < T::INPUTS / 16; g++) {
+    float* scales = (float*)to;
+    for (int lane = 0; lane < 16; lane++) scales[lane] = T::scale(from + lane * T::BYTES, g);
+    store_codes<T>(from, codebook, 2 * g, to + 64);
+    store_codes<T>(from, codebook, 2 * g + 1, to + 192);
+    to += 320;
+  }
+}
+
+template <class T>
+constexpr StoredType super_type() { return {T::NUMBER, T::INPUTS, T::BYTES, decode_super<T>}; }
+
 const StoredType STORED_TYPES[] = {
-    {16, 256, 66, decode_iq2_xxs}, {17, 256, 74, decode_iq2_xs}, {18, 256, 98, decode_iq3_xxs},
-    {19, 256, 50, decode_iq1_s},   {21, 256, 110, decode_iq3_s}, {22, 256, 82, decode_iq2_s},
-    {29, 256, 56, decode_iq1_m},   {34, 256, 54, decode_tq1_0},  {35, 256, 66, decode_tq2_0},
-    {40, 64, 36, decode_nvfp4},
+    super_type<Iq1S>(),   super_type<Iq1M>(), super_type<Iq2Xxs>(), super_type<Iq2Xs>(), super_type<Iq2S>(),
+    super_type<Iq3Xxs>(), super_type<Iq3S>(), super_type<Tq10>(),   super_type<Tq20>(),
+    {Nvfp4::NUMBER, Nvfp4::INPUTS, Nvfp4::BYTES, decode_groups<Nvfp4>},
 };
 }  // namespace
 

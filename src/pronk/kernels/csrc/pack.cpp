@@ -266,13 +266,15 @@ bool pack_k6(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) 
   return is_finite_half(from + 208);
 }
 
-// Return whether the first scale or factor of a block of a stored type is finite.
-bool has_finite_scale(const StoredType* type, const pronk_weights* w, const uint8_t* from) {
+// Return whether the factors of the blocks of 16 outputs of a stored type are finite. (The scales of NVFP4 always are.)
+bool have_finite_factors(const StoredType* type, const pronk_weights* w, const uint8_t* from) {
   alignas(64) uint8_t decoded[MAX_DECODED];
-  float scale;
+  float factor[16];
   type->decode(from, w->codebook, decoded);
-  memcpy(&scale, decoded, 4);
-  return isfinite(scale);
+  memcpy(factor, decoded, sizeof factor);
+  bool finite = true;
+  for (int i = 0; i < 16; i++) finite &= (bool)isfinite(factor[i]);
+  return finite;
 }
 
 // Pack a block of type `format` as a group or super-block of an output, whose first scale or factor is at `to`, first
@@ -325,13 +327,13 @@ void pack_stored_part(void* argument, int thread, int threads) {
   bool finite = true;
   for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
     int64_t count, first = block_rows(w, b, &count);
-    for (int64_t i = 0; i < count; i++) {
-      const uint8_t* from = gguf_row(p, first + i, per_row * type->bytes);
-      uint8_t* to = p->data + (b * per_row * 16 + i) * type->bytes;
-      for (int64_t u = 0; u < per_row; u++, from += type->bytes, to += 16 * type->bytes) {
-        memcpy(to, from, (size_t)type->bytes);
-        finite &= has_finite_scale(type, w, from);
-      }
+    const uint8_t* row[16];
+    for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, per_row * type->bytes);
+    uint8_t* to = p->data + b * quant_block_bytes(w);
+    for (int64_t u = 0; u < per_row; u++, to += 16 * type->bytes) {
+      for (int64_t i = 0; i < count; i++)
+        memcpy(to + i * type->bytes, row[i] + u * type->bytes, (size_t)type->bytes);
+      finite &= have_finite_factors(type, w, to);
     }
   }
   if (!finite) p->damaged->store(true, std::memory_order_relaxed);
@@ -442,11 +444,13 @@ static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int
 static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t stride, int64_t count, float* out) {
   const StoredType* type = stored_type(w->stored);
   alignas(64) uint8_t decoded[MAX_DECODED];
-  pronk_weights one = *w;  // one decoded block, of which the first output is used
+  uint8_t blocks[16 * MAX_STORED] = {0};  // those of 16 outputs, of which the first is used
+  pronk_weights one = *w;
   one.data = decoded;
   one.K = one.K_pad = type->inputs;
   for (int64_t at = 0; at < count; at += type->inputs, from += stride) {
-    type->decode(from, w->codebook, decoded);
+    memcpy(blocks, from, (size_t)type->bytes);
+    type->decode(blocks, w->codebook, decoded);
     for (int64_t k = 0; k < type->inputs; k++) out[at + k] = dequantize(&one, 0, 0, k);
   }
 }
