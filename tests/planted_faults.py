@@ -657,6 +657,20 @@ _FILES = (
         "text/test_gguf_tokenizer.py",
     ),
     Fault(
+        "a token that shares the leading bits of its hash is taken for another one",
+        "text/score_merges.py",
+        "        numbers[self._hashes[numbers] != hashes] = -1\n",
+        "",
+        "text/test_score_merges.py",
+    ),
+    Fault(
+        "merges of equal score are not sorted by the length of the first token",
+        "text/score_merges.py",
+        "    keys |= (longest - lengths[first]) << _LENGTH_BITS\n",
+        "",
+        "text/test_score_merges.py",
+    ),
+    Fault(
         "packed weights of an older file of the same name are used",
         "kernels/weight_cache.py",
         'header["source"] != self._source:',
