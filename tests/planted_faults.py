@@ -664,6 +664,13 @@ _FILES = (
         "text/test_score_merges.py",
     ),
     Fault(
+        "the most recently used packed weights make room for new ones",
+        "kernels/weight_cache.py",
+        "key=lambda path: states[path].st_atime_ns)",
+        "key=lambda path: -states[path].st_atime_ns)",
+        "kernels/test_weight_cache.py",
+    ),
+    Fault(
         "a slab of packed blocks lacks its last block of outputs",
         "kernels/weights.py",
         "        count = min(slab, struct.blocks - first)\n",
