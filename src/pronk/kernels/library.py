@@ -27,7 +27,7 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-VERSION = 18  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 19  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -182,7 +182,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
     "pack_blocks": (
         c_int32,
-        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32),
+        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, *[c_int64] * 2, c_void_p, c_int32),
     ),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
