@@ -39,7 +39,7 @@ CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels
 # (GGUF K-quants).
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
-SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}
+SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9, 8: 10}
 
 _MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 

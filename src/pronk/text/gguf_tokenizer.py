@@ -153,7 +153,7 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
         refuse_tokens(
             file, f"expected tokenizer.ggml.pre to be one of {known}, found {name!r:.40}; {remedy}"
         )
-    merges = _parse_merges(read_array(file, "merges", str))
+    merges = _read_merges(file, vocabulary)
     backend = tokenizers.Tokenizer(
         models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges)
     )
@@ -199,7 +199,7 @@ def _gemma4_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     A text is split into runs of line ends and the text between them. As in llama.cpp, such a part
     that is a token is not split further.
     """
-    merges = _parse_merges(read_array(file, "merges", str))
+    merges = _read_merges(file, vocabulary)
     backend = _with_visible_spaces(file, vocabulary, merges, prefix_space=False)
     backend.model.ignore_merges = True
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(LINE_ENDS_PATTERN), "isolated")
@@ -260,6 +260,24 @@ def _parse_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
         parts = text.replace(" ", "\n").split("\n")
         return list(zip(parts[::2], parts[1::2], strict=True))
     return [_parse_merge(merge) for merge in merges]
+
+
+def _read_merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Return the merges of a BPE tokenizer.
+
+    Raises:
+        TokenizerError: the file has none, and a token of several characters that needs them.
+    """
+    merges = read_array(file, "merges", str)
+    if not merges:
+        kinds = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        normal = [token for token, kind in kinds if token and kind == TokenKind.NORMAL]
+        merged = sum(len(token) > 1 for token in normal)
+        if merged:
+            expected = f"merges, of which {merged} tokens are made"
+            remedy = "convert the model again, with its tokenizer"
+            refuse_tokens(file, f"tokenizer.ggml.merges: expected {expected}, found none; {remedy}")
+    return _parse_merges(merges)
 
 
 def _parse_merge(merge: str) -> tuple[str, str]:
