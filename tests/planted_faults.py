@@ -1002,7 +1002,7 @@ _SHORTENED = (
         "models/program.py",
         "        scale = config.residual_scale\n",
         "        scale = 1.01 * config.residual_scale\n",
-        "models/test_logits.py::test_120_greedy_tokens_equal_transformers",
+        "models/test_logits.py::test_200_greedy_tokens_equal_transformers",
     ),
     Fault(
         "a grammar of one call allows several",
