@@ -27,7 +27,7 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-VERSION = 18  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 19  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -203,6 +203,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 4, c_int32)),
+    "exp": (None, (c_void_p, c_int64, c_int32)),
+    "log": (None, (c_void_p, c_int64, c_int32)),
+    "total": (c_double, (c_void_p, c_int64, c_int32)),
+    "exp_total": (c_double, (c_void_p, c_int64, c_float, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "multiply": (c_double, (c_int64, c_int32, c_int32)),
     "workspace": (c_int64, ()),
