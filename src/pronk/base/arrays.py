@@ -10,6 +10,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from math import ceil, prod
 from threading import Lock
 from typing import Any, TypeAlias
@@ -129,5 +130,5 @@ def split_rows(rows: Array, sizes: Sequence[int]) -> list[Array]:
     """Split an array along its first dimension into views with ``sizes`` rows each."""
     if len(sizes) == 1:
         return [rows]
-    stops = np.cumsum(sizes).tolist()
+    stops = accumulate(sizes)
     return [rows[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]

@@ -306,6 +306,12 @@ PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float tempera
 // -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      const int32_t* ids, float* scores, float* confidence, int32_t isa);
+// Replace numbers by their exponentials or natural logarithms, with the bits of pronk.base.exact_math on every isa.
+PRONK_API void pronk_exp(double* x, int64_t count, int32_t isa);
+PRONK_API void pronk_log(double* x, int64_t count, int32_t isa);
+// Return the sum of `x`, or of the exponentials of `x` minus `largest`, in the order of pronk.base.exact_math.total.
+PRONK_API double pronk_total(const double* x, int64_t count, int32_t isa);
+PRONK_API double pronk_exp_total(const float* x, int64_t count, float largest, int32_t isa);
 // Run a program over the rows of one request, sample a draft token, run the program for this token, and so on, up to
 // chain->steps times. The stream of each further run begins with the last row of the run before: a program that reads
 // features continues with its own output. `pass->logits` is [1, vocab]. Returns the number of forward passes, or
