@@ -692,6 +692,34 @@ _FILES = (
         "text/test_gguf_tokenizer.py",
     ),
     Fault(
+        "a token that shares the leading bits of its hash is taken for another one",
+        "text/score_merges.py",
+        "        numbers[self._hashes[numbers] != hashes] = -1\n",
+        "",
+        "text/test_score_merges.py",
+    ),
+    Fault(
+        "the most recently used packed weights make room for new ones",
+        "kernels/weight_cache.py",
+        "key=lambda path: states[path].st_atime_ns)",
+        "key=lambda path: -states[path].st_atime_ns)",
+        "kernels/test_weight_cache.py",
+    ),
+    Fault(
+        "a slab of packed blocks lacks its last block of outputs",
+        "kernels/weights.py",
+        "        count = min(slab, struct.blocks - first)\n",
+        "        count = min(slab, struct.blocks - first) - (first > 0)\n",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "merges of equal score are not sorted by the length of the first token",
+        "text/score_merges.py",
+        "    keys |= (longest - lengths[first]) << _LENGTH_BITS\n",
+        "",
+        "text/test_score_merges.py",
+    ),
+    Fault(
         "packed weights of an older file of the same name are used",
         "kernels/weight_cache.py",
         'header["source"] != self._source:',
@@ -974,7 +1002,7 @@ _SHORTENED = (
         "models/program.py",
         "        scale = config.residual_scale\n",
         "        scale = 1.01 * config.residual_scale\n",
-        "models/test_logits.py::test_120_greedy_tokens_equal_transformers",
+        "models/test_logits.py::test_200_greedy_tokens_equal_transformers",
     ),
     Fault(
         "a grammar of one call allows several",

@@ -13,6 +13,7 @@ from kernels.test_products import ROWS, same, some_rows
 from own_process import in_own_process
 from pronk.base.arrays import Array
 from pronk.checkpoint.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, unpack
+from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
@@ -340,6 +341,30 @@ def test_rows_of_heads_parts_and_gates(kind: str) -> None:
     assert same(pack(SETS[0], stacked).unpack(), expected)
     gate = BlockMatrix(kind, 256, two.parts + blocks(kind, 72, 256, 3).parts)
     assert same(pack(SETS[0], gate, gated=True).unpack(), dequantized(gate))
+
+
+@KINDS
+def test_slabs_of_a_matrix_have_the_bits_of_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large matrix is packed by slabs; after each, the pages of the file are freed."""
+    one = blocks(kind, 48, 256, 1, heads=2)
+    other = blocks(kind, 80, 256, 2)
+    released = list[int]()
+    stacked = BlockMatrix(kind, 256, one.parts + other.parts, lambda: released.append(1))
+    whole = [pack(SETS[0], stacked, unit=unit) for unit in (None, 24)]
+    whole.append(pack(SETS[0], stacked, gated=True))
+    assert not released
+    per_block = whole[0].nbytes // whole[0].struct.blocks
+    for blocks_per_slab in (1, 3):
+        monkeypatch.setattr(weights, "_SLAB_BYTES", blocks_per_slab * per_block)
+        parts = [pack(SETS[0], stacked, unit=unit) for unit in (None, 24)]
+        parts.append(pack(SETS[0], stacked, gated=True))
+        for expected, found in zip(whole, parts, strict=True):
+            assert np.array_equal(found.data, expected.data)
+        slabs = [-(-each.struct.blocks // blocks_per_slab) for each in parts]
+        assert len(released) == sum(slabs) - len(slabs)
+        released.clear()
 
 
 # NVFP4 has no scale that is not finite

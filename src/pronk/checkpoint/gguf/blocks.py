@@ -28,7 +28,7 @@ block, in order (scale and minimum are float16)::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -165,11 +165,14 @@ class BlockMatrix:
         type: GGUF type of all blocks, one of :data:`PACKED_BLOCKS`.
         inputs: number of inputs.
         parts: the rows, in the order of the outputs.
+        release: frees the memory of the file's pages that were read. A later access reads a page
+            again.
     """
 
     type: str
     inputs: int
     parts: tuple[BlockRows, ...]
+    release: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "pronk.h"
+#include "exact_math.h"
 #include "scalar.h"
 #include "thread_pool.h"
 
@@ -202,11 +203,15 @@ struct QuantKernels {
   QuantTiles tiles[12];            // by quant_format
 };
 
-// Implementations of pronk_sample and pronk_sample_draft.
+// Implementations of pronk_sample, pronk_sample_draft, pronk_exp, pronk_log, pronk_total and pronk_exp_total.
 struct Sampling {
   int32_t (*sample)(const float* logits, int64_t vocab, float temperature, uint64_t key);
   int32_t (*sample_draft)(const float* logits, int64_t vocab, float temperature, const uint64_t* key, const int32_t* ids,
                           float* scores, float* confidence);
+  void (*exps)(double* x, int64_t count);
+  void (*logs)(double* x, int64_t count);
+  double (*total)(const double* x, int64_t count);
+  double (*exp_total)(const float* x, int64_t count, float largest);
 };
 
 // Quantize one row of K float32 weights, see round.inc.

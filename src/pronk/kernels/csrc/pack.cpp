@@ -21,6 +21,7 @@ struct PackBlocks {
   const pronk_weights* w;
   const pronk_blocks* source;
   int32_t format;
+  int64_t first, count;  // the blocks of 16 outputs to pack
   uint8_t* data;
   std::atomic<bool>* damaged;  // set if a scale is not finite
 };
@@ -194,6 +195,9 @@ inline uint32_t high_bits(uint64_t bits, int step, int width) {
   return ((uint32_t)bits | (uint32_t)(bits >> 32) << width) << (step * width);
 }
 
+// Return a word whose byte j has bit j of `bits` (0 to 15) as its lowest bit. The sums of the product have no carries.
+inline uint32_t spread_4_bits(uint32_t bits) { return bits * 0x00204081u & 0x01010101u; }
+
 // Pack a GGUF block of 32 weights as a group of an output, whose first scale is at `to` and whose first codes are at
 // `codes`; return whether its scale and minimum are finite.
 bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
@@ -212,7 +216,7 @@ bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
     store_8_codes(codes + 192, second >> 4 & NIBBLES);
     if (five) {  // bit k of 32 is the high bit of code k
       uint32_t bits = load_32(p), high = 0;
-      for (int k = 0; k < 32; k++) high |= (bits >> k & 1) << (k % 4 * 8 + k / 4);
+      for (int k = 0; k < 32; k += 4) high |= spread_4_bits(bits >> k & 15) << (k / 4);
       store_32(codes + 256, high);
     }
   }
@@ -303,7 +307,8 @@ void pack_blocks_part(void* argument, int thread, int threads) {
   int64_t units = quant_units(w), unit_bytes = quant_unit_bytes(w), header = quant_header(w);
   int64_t bytes = gguf_block_bytes(p->format);
   bool finite = true;
-  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+  int64_t end = p->first + p->count * (thread + 1) / threads;
+  for (int64_t b = p->first + p->count * thread / threads; b < end; b++) {
     int64_t count, first = block_rows(w, b, &count);
     const uint8_t* row[16];
     for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, units * bytes);
@@ -325,7 +330,8 @@ void pack_stored_part(void* argument, int thread, int threads) {
   const StoredType* type = stored_type(w->stored);
   int64_t per_row = w->K / type->inputs;
   bool finite = true;
-  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+  int64_t end = p->first + p->count * (thread + 1) / threads;
+  for (int64_t b = p->first + p->count * thread / threads; b < end; b++) {
     int64_t count, first = block_rows(w, b, &count);
     const uint8_t* row[16];
     for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, per_row * type->bytes);
@@ -404,12 +410,13 @@ void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float*
 }
 
 int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
-                          void* data, int32_t threads) {
+                          int64_t first, int64_t blocks, void* data, int32_t threads) {
   std::atomic<bool> damaged(false);
   int64_t rows = 0;
   for (int64_t i = 0; i < count; i++) rows += source[i].rows;
   if (rows != w->N * (w->gated ? 2 : 1) || !(w->stored || gguf_block_bytes(format))) return -2;
-  PackBlocks pack = {w, source, format, (uint8_t*)data, &damaged};
+  if (first < 0 || blocks < 0 || first + blocks > w->blocks) return -2;
+  PackBlocks pack = {w, source, format, first, blocks, (uint8_t*)data, &damaged};
   PoolLock locked;
   pool_run(threads, w->stored ? pack_stored_part : pack_blocks_part, &pack);
   return damaged ? -1 : 0;

@@ -280,12 +280,12 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 // zero points those of `scale`, and a minimum is -scale * zero point.
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
-// Pack blocks of a GGUF file into `data`, filled with 0. The `count` sources are stacked; gated: the gate, then the up
-// projection. `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and 12,
-// 13, 14 for Q4_K, Q5_K, Q6_K. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows or the
-// type is unknown.
+// Pack blocks of a GGUF file into `data`, filled with 0: of all w->blocks blocks of 16 outputs those from `first` on,
+// `blocks` of them. The `count` sources are stacked, with all rows of w; gated: the gate, then the up projection. `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and 12,
+// 13, 14 for Q4_K, Q5_K, Q6_K. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows,
+// w does not have the blocks, or the type is unknown.
 PRONK_API int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
-                                    void* data, int32_t threads);
+                                    int64_t first, int64_t blocks, void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
 // [N, K], `scale` [N, groups]. `tries`: number of ranges 1, 0.95, 0.9, … to try, see best_scale (round.inc). Returns 0,
 // or -1 if memory is exhausted.
@@ -306,6 +306,12 @@ PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float tempera
 // -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      const int32_t* ids, float* scores, float* confidence, int32_t isa);
+// Replace numbers by their exponentials or natural logarithms, with the bits of pronk.base.exact_math on every isa.
+PRONK_API void pronk_exp(double* x, int64_t count, int32_t isa);
+PRONK_API void pronk_log(double* x, int64_t count, int32_t isa);
+// Return the sum of `x`, or of the exponentials of `x` minus `largest`, in the order of pronk.base.exact_math.total.
+PRONK_API double pronk_total(const double* x, int64_t count, int32_t isa);
+PRONK_API double pronk_exp_total(const float* x, int64_t count, float largest, int32_t isa);
 // Run a program over the rows of one request, sample a draft token, run the program for this token, and so on, up to
 // chain->steps times. The stream of each further run begins with the last row of the run before: a program that reads
 // features continues with its own output. `pass->logits` is [1, vocab]. Returns the number of forward passes, or
