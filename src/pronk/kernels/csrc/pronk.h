@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 18
+#define PRONK_VERSION 19
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -233,6 +233,8 @@ typedef struct {
   int32_t hidden;            // width of the stream
   int32_t isa;               // pronk_isa, at most pronk_detect()
   int32_t threads;           // at least 1
+  int32_t fast;              // 0: portable bits, the same on every instruction set. 1: bf16 GEMM takes bf16 rows and the
+                             // bf16 products of avx512_bf16 or amx, which round differently from each other
   const int32_t* tokens;     // [rows] token ids
   const pronk_segment* segment;  // [segments], one per request
   const pronk_segment* others;   // [num_others, segments] the requests' tokens in other caches; without nodes
