@@ -1071,6 +1071,60 @@ _SHORTENED = (
     ),
 )
 
+_BITS = (
+    Fault(
+        "without the instruction, a fused multiply-add rounds its product",
+        "kernels/csrc/simd.h",
+        "c.x[i] = fused_multiply_add(a.x[i], b.x[i], c.x[i])",
+        "c.x[i] += a.x[i] * b.x[i]",
+        "kernels/test_bits.py::test_multiply_adds_are_rounded_once",
+    ),
+    Fault(
+        "a fused multiply-add in software rounds twice to nearest",
+        "kernels/csrc/scalar.h",
+        "  bits = (bits - (is_inexact & is_above)) | is_inexact;\n",
+        "  (void)is_inexact, (void)is_above;\n",
+        "kernels/test_bits.py::test_multiply_adds_are_rounded_once",
+    ),
+    Fault(
+        "on one instruction set, a product and a difference are contracted",
+        "kernels/csrc/ops.inc",
+        "    head[i] = x - y;\n",
+        "#if defined(PRONK_SIMD_AVX512)\n    head[i] = __builtin_fmaf(a, cosine[i], -y), (void)x;\n"
+        "#else\n    head[i] = x - y;\n#endif\n",
+        "kernels/test_bits.py::test_logits_of_every_family",
+    ),
+    Fault(
+        "one instruction set has another exponential",
+        "kernels/csrc/simd.h",
+        "  p = vfma(p, r, vset(1.3981999507e-3f));\n",
+        "#if defined(PRONK_SIMD_AVX2)\n  p = vadd(vmul(p, r), vset(1.3981999507e-3f));\n"
+        "#else\n  p = vfma(p, r, vset(1.3981999507e-3f));\n#endif\n",
+        "kernels/test_bits.py::test_activations",
+    ),
+    Fault(
+        "one instruction set sums 8 lanes, then the other 8",
+        "kernels/csrc/simd.h",
+        "  __m256 eight = _mm256_add_ps(x.a, x.b);\n",
+        "  __m256 eight = _mm256_hadd_ps(x.a, x.b);\n",
+        "kernels/test_bits.py::test_logits_of_every_family",
+    ),
+    Fault(
+        "threads compute in the mode that another library has set",
+        "kernels/csrc/ieee_mode.h",
+        "_mm_setcsr(0x1f80);",
+        "_mm_setcsr(saved);",
+        "kernels/test_bits.py::test_the_mode_of_the_thread_does_not_matter",
+    ),
+    Fault(
+        "quantized models have the bits of one instruction set",
+        "models/choice.py",
+        'return "fast" if dtype == BFLOAT16 and not quantized else',
+        'return "fast" if dtype == BFLOAT16 else',
+        "kernels/test_bits.py::test_bits_of_a_model",
+    ),
+)
+
 FAULTS = (
     *_SAMPLING,
     *_CACHE,
@@ -1079,6 +1133,7 @@ FAULTS = (
     *_DRAFTERS,
     *_FILES,
     *_GEMMA4,
+    *_BITS,
     *_TEXTS,
     *_SERVER,
     *_COMMANDS,

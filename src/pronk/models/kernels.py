@@ -33,7 +33,13 @@ from pronk.checkpoint.config import (
 from pronk.checkpoint.formats.matrix import Bits
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
 from pronk.checkpoint.rope import RopeConfig, RopeTable
-from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
+from pronk.kernels.library import (
+    Kernels,
+    KernelsError,
+    RoundingBits,
+    arithmetic_digest,
+    candidates,
+)
 from pronk.kernels.rounding import round_weights
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
@@ -64,15 +70,18 @@ _LayerKind = Literal["attention", "convolution", "experts", "gated_delta", "late
 
 
 @cache
-def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
+def load_kernels(
+    choice: str = "auto", path: Path | None = None, bits: RoundingBits = "fast"
+) -> Kernels:
     """Return the best kernels that ``choice`` allows and that pass the self-check.
 
     ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an
     OptionError. If no kernels pass, a KernelsError gives the reason in one line. ``path`` is the
-    library's file, by default the installed one.
+    library's file, by default the installed one. ``bits`` are those of products with bfloat16
+    weights.
     """
     failure = ""
-    for kernels in candidates(choice, path):
+    for kernels in candidates(choice, path, bits):
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
             if _passed_marker(kernels).exists():
                 return kernels
@@ -91,7 +100,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 def _passed_marker(kernels: Kernels) -> Path:
     """Return the path of a marker file, which exists if the kernels have passed their self-check.
 
-    The path depends on the library, the instruction set and the processor.
+    The path depends on the library, the instruction set, the bits and the processor.
     """
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 

@@ -217,9 +217,9 @@ struct IsaKernels {
 
 extern const IsaKernels kernels_portable;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
+extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx, kernels_amx_int8;
 extern const IsaKernels kernels_emulated_amx;  // only with PRONK_EMULATE
-// Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX use the tiles for f32 and f16, not those for bf16.
+// Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX with fast bits do not use those for bf16.
 extern const GemmTiles gemm_tiles_avx512[3];
 extern const QuantKernels quant_avx512, quant_vnni, quant_avx_vnni;
 extern const Sampling sampling_avx512;
@@ -228,7 +228,8 @@ extern const RoundFunction round_avx512;
 extern const QuantKernels quant_dot, quant_i8mm;
 #endif
 
-const IsaKernels* isa_kernels(int isa);
+// Kernels of an instruction set; `fast`: see pronk_pass.fast.
+const IsaKernels* isa_kernels(int isa, bool fast);
 const QuantKernels* quant_kernels(int isa);
 
 // Bytes of an element of a cache pool or of weights.

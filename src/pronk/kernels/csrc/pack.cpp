@@ -380,7 +380,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
                     int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
   float* converted = nullptr;
   if (type != PRONK_F32 && !(converted = (float*)malloc((size_t)(threads * K) * 4))) return -1;
-  RoundFunction round = isa_kernels(isa)->round;
+  RoundFunction round = isa_kernels(isa, false)->round;
 #if (defined(__x86_64__) || defined(_M_X64)) && !defined(PRONK_WITHOUT_AVX512)
   if (!round) round = round_avx512;
 #endif

@@ -241,6 +241,8 @@ typedef struct {
   int32_t hidden;            // width of the stream
   int32_t isa;               // pronk_isa, at most pronk_detect()
   int32_t threads;           // at least 1
+  int32_t fast;              // 0: portable bits, the same on every instruction set. 1: bf16 GEMM takes bf16 rows and the
+                             // bf16 products of avx512_bf16 or amx, which round differently from each other
   const int32_t* tokens;     // [rows] token ids
   const pronk_segment* segment;  // [segments], one per request
   const pronk_segment* others;   // [num_others, segments] the requests' tokens in other caches; without nodes
