@@ -200,9 +200,7 @@ def test_the_self_check_finds_defects(defect: str) -> None:
         ("latent", "scale", 1),
     ],
 )
-def test_the_self_check_finds_wrong_operations(
-    kind: str, field: str, value: int | None
-) -> None:
+def test_the_self_check_finds_wrong_operations(kind: str, field: str, value: int | None) -> None:
     # PRONK_CONVOLVE, PRONK_ROUTE and PRONK_LATENT
     number = {"convolution": 7, "experts": 6, "latent": 13}[kind]
 
