@@ -46,6 +46,9 @@ _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix prod
 # (inputs, outputs) of the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
+# Offsets in bytes of the float16 scales of a GGUF block; 0 and 2 for other types. In IQ1_M, the two
+# bytes have the exponent of the scale.
+_SCALE_OFFSETS = {"Q6_K": (208,), "IQ1_M": (54,), "TQ1_0": (52,), "TQ2_0": (64,)}
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
 # of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
@@ -166,7 +169,7 @@ def _check_blocks(kernels: Kernels) -> Iterator[str]:
         stored = random.integers(
             256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8
         )
-        for offset in (208,) if type_.name == "Q6_K" else (0, 2):
+        for offset in _SCALE_OFFSETS.get(type_.name, (0, 2)):
             # clear a bit of the exponent, so that float16 scales are finite
             stored[..., offset + 1] &= 0xBF
         matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.reshape(48, -1)),))
