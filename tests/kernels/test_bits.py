@@ -5,6 +5,7 @@ multiply-add is software.
 """
 
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -23,6 +24,7 @@ from models.test_loader import load
 from models.test_logits import CASES, Case, tokens
 from pronk import LLM, OptionError
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
+from pronk.kernels.build import build
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
 from pronk.models.choice import choose_bits
@@ -213,3 +215,31 @@ def test_bits_of_a_model(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert bits_of(blocks, bits="fast") == fast
     with pytest.raises(OptionError, match=r"^bits: expected one of auto, portable, fast, found"):
         LLM(plain, bits="slow")
+
+
+def find_compilers() -> list[list[str]]:
+    """Return the commands of the C++ compilers of this machine."""
+    commands = (["g++"], ["clang++"], ["zig", "c++"])
+    return [command for command in commands if shutil.which(command[0])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["-O1", "-O3"])
+def test_builds_of_every_compiler(level: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Each compiler's library has the bits of the installed one."""
+    compilers = find_compilers()
+    if len(compilers) < 2:
+        pytest.skip(
+            f"builds are NOT compared here: expected g++ and clang++ or zig, found {compilers}"
+        )
+    cases = CASES[::20]
+    text = tokens(LENGTH)
+    for command in compilers:
+        library = tmp_path / f"{command[0]}.so"
+        build(library, command, extra=[level, "-DPRONK_FEW_TILES"], native=True)
+        for case in cases:
+            folder = checkpoint(case.family, **case.overrides)
+            expected = text_logits(load(folder, kernels=PORTABLE[0], weights="int8"), text)
+            for each in candidates(path=library, bits="portable"):
+                found = text_logits(load(folder, kernels=each, weights="int8"), text)
+                assert same(found, expected), (command, each.name, case.family)
