@@ -46,6 +46,8 @@ _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix prod
 # (inputs, outputs) of the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
+# Offsets in bytes of the float16 numbers in a GGUF block; those of other types are (0, 2).
+_HALF_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
 # of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
@@ -164,7 +166,7 @@ def _check_blocks(kernels: Kernels) -> Iterator[str]:
         stored = random.integers(
             256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8
         )
-        for offset in (208,) if type_.name == "Q6_K" else (0, 2):
+        for offset in _HALF_OFFSETS.get(type_.name, (0, 2)):
             # clear a bit of the exponent, so that float16 scales are finite
             stored[..., offset + 1] &= 0xBF
         matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.reshape(48, -1)),))

@@ -215,7 +215,10 @@ def test_projections_keep_their_bits_and_groups(
     for layer in decoder.layers:
         structs = [part.packed.struct for part in layer.qkv.parts]
         forms = [(struct.N, struct.type, struct.group) for struct in structs]
-        assert forms == [(256 + 128, SUPER_BLOCK_TYPES[4], 32), (128, SUPER_BLOCK_TYPES[6], 16)]
+        assert forms == [
+            (256 + 128, SUPER_BLOCK_TYPES["Q4_K"], 32),
+            (128, SUPER_BLOCK_TYPES["Q6_K"], 16),
+        ]
     assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
 
 
@@ -321,7 +324,7 @@ REFUSED = [
         (replaced("output.weight", random_blocks(kind, 300, 256, 0), kind),
          (f"tensor output.weight: expected F32, .*MXFP4, found {kind}; use a Q4_K_M or Q8_0 file of "
          "this model, or"))
-        for kind in ("IQ2_XS", "IQ3_S", "IQ4_XS", "TQ2_0")
+        for kind in ("IQ2_XS", "IQ3_S", "TQ1_0", "TQ2_0")
     ),
 ]  # fmt: skip
 
