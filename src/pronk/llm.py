@@ -11,7 +11,7 @@ from typing import Any, cast, overload
 from pronk.base.arrays import INT8, Array
 from pronk.base.keywords import known_keywords
 from pronk.base.options import takes
-from pronk.cache.budget import KVBudget
+from pronk.cache.budget import KVBudget, parse_memory
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.drafting import Drafter, Proposer, make_drafter
@@ -101,7 +101,10 @@ class LLM:
         is_split = options.parallel == "tensor" and workers > 1
         source = self.path if opened is None else opened
         cacheable = None if opened is None or not backend.exact or is_split else opened.identity
-        weight_file = WeightCache.open(options.weight_cache, cacheable)
+        cache_size = options.weight_cache_size
+        if cache_size is not None:
+            cache_size = parse_memory(cache_size, "weight_cache_size")
+        weight_file = WeightCache.open(options.weight_cache, cacheable, cache_size)
         self._prompt_cache = open_prompt_cache(
             options, source, self.config, backend, split=is_split, weights=options.weights
         )

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from checkpoint.formats.codes import CODED, some_codes
-from gguf_files import QUANTIZED
+from gguf_files import QUANTIZED, STORED
 from kernels.test_blocks import INPUTS, blocks
 from kernels.test_products import same, some_rows
 from pronk.base.arrays import as_bytes, split_rows
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BlockMatrix
+from pronk.checkpoint.gguf.codebooks import codebook
 from pronk.kernels.build import SOURCES, BuildTarget
 from pronk.kernels.library import candidates
 from pronk.models.kernel_backend import KernelBackend
@@ -80,7 +81,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Path) -> None:
     kernels = candidates()[0]
     weights: list[QuantizedMatrix | BlockMatrix] = [
-        blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in QUANTIZED
+        blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in [*QUANTIZED, *STORED]
     ]
     for bits, minima, order in CODED:
         if not order:
@@ -90,15 +91,17 @@ def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Pa
     linears = [Linear(KernelBackend(kernels), each, None, WeightLayout(), None) for each in weights]
     cases = bytearray()
     expected = []
-    for linear in linears:
+    for linear, weight in zip(linears, weights, strict=True):
+        entries = codebook(weight.type) if isinstance(weight, BlockMatrix) else None
+        entry_bytes = b"" if entries is None else entries.tobytes()
         for rows, threads in BATCHES:
             x = some_rows(rows, linear.in_features, seed=rows)
             data = as_bytes(linear.packed.data)
             cases += (
                 bytes(linear.packed.struct)
-                + np.array([data.nbytes, rows, threads], np.int64).tobytes()
+                + np.array([data.nbytes, len(entry_bytes), rows, threads], np.int64).tobytes()
             )
-            cases += data.tobytes() + x.tobytes()
+            cases += data.tobytes() + entry_bytes + x.tobytes()
             expected.append(linear.logits(x))
     (tmp_path / "cases").write_bytes(cases)
     command = [

@@ -197,12 +197,12 @@ def test_the_self_check_finds_defects(defect: str) -> None:
         ("convolution", "taps", 2),
         ("convolution", "filter_bias", None),
         ("experts", "normalized", 0),
+        ("latent", "scale", 1),
     ],
 )
-def test_the_self_check_finds_wrong_convolutions_and_experts(
-    kind: str, field: str, value: int | None
-) -> None:
-    number = {"convolution": 7, "experts": 6}[kind]  # PRONK_CONVOLVE and PRONK_ROUTE
+def test_the_self_check_finds_wrong_operations(kind: str, field: str, value: int | None) -> None:
+    # PRONK_CONVOLVE, PRONK_ROUTE and PRONK_LATENT
+    number = {"convolution": 7, "experts": 6, "latent": 13}[kind]
 
     class Wrong(Kernels):
         def run(self, ops: Any, count: int, call: CForward) -> None:

@@ -54,8 +54,10 @@ _OPTIONAL = {
     "avx512f": ("PRONK_WITHOUT_AVX512", ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx")),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
 }
-# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
+# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable, and unrolls the
+# loops over the outputs of a block in decode.
 _COMMON: dict[str, list[str]] = {
+    "decode": ["-O3"],
     "dispatch": [],
     "forward": [],
     "pack": [],

@@ -27,7 +27,7 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-VERSION = 19  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 20  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -35,16 +35,18 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
 
 # Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
-# this number of bits and a scale per group; and of super-blocks of this GGUF type.
+# this number of bits and a scale per group; of super-blocks of this GGUF type,
+# and of those that other GGUF types are decoded to.
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
 SUPER_BLOCK_TYPES: dict[str, int] = {
-    "Q2_K": 10,
-    "Q3_K": 11,
+    "Q2_K": 11,
+    "Q3_K": 12,
     "Q4_K": 7,
     "Q5_K": 8,
     "Q6_K": 9,
-    "IQ4_XS": 12,
+    "IQ4_XS": 13,
+    "decoded": 10,
 }
 
 _MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
@@ -188,7 +190,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
     "pack_blocks": (
         c_int32,
-        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32),
+        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, *[c_int64] * 2, c_void_p, c_int32),
     ),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
@@ -209,6 +211,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 4, c_int32)),
+    "exp": (None, (c_void_p, c_int64, c_int32)),
+    "log": (None, (c_void_p, c_int64, c_int32)),
+    "total": (c_double, (c_void_p, c_int64, c_int32)),
+    "exp_total": (c_double, (c_void_p, c_int64, c_float, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "multiply": (c_double, (c_int64, c_int32, c_int32)),
     "workspace": (c_int64, ()),

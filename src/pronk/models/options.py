@@ -69,6 +69,14 @@ class ModelOptions:
             details="Later loads map it, without packing, and share the memory.",
         ),
     ] = False
+    weight_cache_size: Annotated[
+        str | int | None,
+        Option(
+            "Maximum size of the folder of packed weights; beyond, those of the least recently "
+            "used models are deleted.",
+            absent="16GiB",
+        ),
+    ] = None
     context: Annotated[
         int | None,
         Option(

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "pronk.h"
+#include "exact_math.h"
 #include "scalar.h"
 #include "thread_pool.h"
 
@@ -157,6 +158,8 @@ struct GemmTiles {
 
 // Inputs of a super-block; bytes before the scales, and maximum of bytes before the codes, in one of 16 outputs.
 const int SUPER_BLOCK = 256, SUPER_SCALES = 64, MAX_SUPER_HEADER = SUPER_SCALES + 256;
+// Type k8: inputs of a group; bytes before the codes.
+const int WIDE_GROUP = 16, WIDE_HEADER = SUPER_SCALES + SUPER_BLOCK / WIDE_GROUP * 64;
 
 // A format with super-blocks. A weight is factor * scale * (code - zero), or factor * scale * code - minimum.
 struct SuperFormat {
@@ -176,6 +179,7 @@ constexpr SuperFormat super_format(int type) {
     case PRONK_K3: return {3, 16, SUPER_SCALES + 192, false, true, 2};
     case PRONK_K4: return {4, 32, SUPER_SCALES + 256, true, false, 0};
     case PRONK_K5: return {5, 32, SUPER_SCALES + 256, true, false, 0};
+    case PRONK_K8: return {8, WIDE_GROUP, WIDE_HEADER, false, false, 7};
     case PRONK_IQ4: return {4, 32, SUPER_SCALES + 128, false, false, 7};
     default: return {6, 16, SUPER_SCALES + 256, false, false, 5};  // k6
   }
@@ -213,14 +217,18 @@ struct QuantTiles {
 struct QuantKernels {
   int max_rows, max_accumulators;  // maximum rows of a tile; maximum of its rows times its blocks
   double (*multiply)(int64_t rounds);  // multiply codes in registers; return the number of products
-  QuantTiles tiles[14];            // by quant_format
+  QuantTiles tiles[15];            // by quant_format
 };
 
-// Implementations of pronk_sample and pronk_sample_draft.
+// Implementations of pronk_sample, pronk_sample_draft, pronk_exp, pronk_log, pronk_total and pronk_exp_total.
 struct Sampling {
   int32_t (*sample)(const float* logits, int64_t vocab, float temperature, uint64_t key);
   int32_t (*sample_draft)(const float* logits, int64_t vocab, float temperature, const uint64_t* key, const int32_t* ids,
                           float* scores, float* confidence);
+  void (*exps)(double* x, int64_t count);
+  void (*logs)(double* x, int64_t count);
+  double (*total)(const double* x, int64_t count);
+  double (*exp_total)(const float* x, int64_t count, float largest);
 };
 
 // Quantize one row of K float32 weights, see round.inc.
@@ -263,8 +271,8 @@ static inline int code_bits(const pronk_weights* w) {
   if (has_super_blocks(w)) return super_format(w->type).bits;
   return w->type == PRONK_Q8 ? 8 : w->type == PRONK_Q5 ? 5 : 4;
 }
-// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6, k2,
-// k3, iq4.
+// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6, k8,
+// k2, k3, iq4.
 static inline int quant_format(const pronk_weights* w) {
   switch (w->type) {
     case PRONK_Q8: return w->minima != 0;
@@ -283,6 +291,23 @@ static inline int64_t quant_header(const pronk_weights* w) {
 }
 static inline int64_t quant_unit_bytes(const pronk_weights* w) {
   return quant_header(w) + quant_unit(w) * code_bits(w) * 2;
+}
+// A type of blocks of GGUF files that stay in memory as they are (decode.cpp).
+struct StoredType {
+  int32_t number;         // in ggml.h
+  int64_t inputs, bytes;  // of a block
+  // Decode the adjacent blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
+  void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
+};
+// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
+const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
+// Return the type with a number; null if there is none.
+const StoredType* stored_type(int32_t number);
+// Bytes of a quantized block of 16 outputs.
+static inline int64_t quant_block_bytes(const pronk_weights* w) {
+  if (!w->stored) return quant_units(w) * quant_unit_bytes(w);
+  const StoredType* type = stored_type(w->stored);
+  return w->K / type->inputs * type->bytes * 16;
 }
 // Elements of QuantTile.sums per unit and row.
 static inline int64_t sums_per_unit(const pronk_weights* w) {

@@ -202,6 +202,18 @@ int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature
   return isa_kernels(isa)->sampling->sample_draft(logits, vocab, temperature, key, ids, scores, confidence);
 }
 
+void pronk_exp(double* x, int64_t count, int32_t isa) { isa_kernels(isa)->sampling->exps(x, count); }
+
+void pronk_log(double* x, int64_t count, int32_t isa) { isa_kernels(isa)->sampling->logs(x, count); }
+
+double pronk_total(const double* x, int64_t count, int32_t isa) {
+  return isa_kernels(isa)->sampling->total(x, count);
+}
+
+double pronk_exp_total(const float* x, int64_t count, float largest, int32_t isa) {
+  return isa_kernels(isa)->sampling->exp_total(x, count, largest);
+}
+
 int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain) {
   const pronk_op* head = ops + count - 1;
   if (pass->segments != 1 || count < 1 || head->output != PRONK_LOGITS || pass->num_wanted != 1) return -2;
