@@ -365,7 +365,7 @@ def memory_of(array: Any) -> object:
 
 
 def test_a_table_of_another_type_is_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    kinds = {"": "F32", "per_layer_token_embd": "Q3_K"}
+    kinds = {"": "F32", "per_layer_token_embd": "IQ4_NL"}
     path = write_gguf(checkpoint("gemma4_text", **BLOCKS), tmp_path / "a.gguf", kinds)
     with pytest.raises(CheckpointError, match=r"token_embd\.weight: expected Q4_0") as info:
         load(path, kernels=kernels())
