@@ -771,8 +771,8 @@ _FILES = (
     Fault(
         "scores of latent attention lack the size of the rotated part",
         "models/families/deepseek.py",
-        "    scale = latent.query_dim**-0.5\n",
-        "    scale = latent.plain_dim**-0.5\n",
+        "    scale = 1.0 / math.sqrt(latent.query_dim)\n",
+        "    scale = 1.0 / math.sqrt(latent.plain_dim)\n",
         "models/families/test_deepseek.py",
     ),
     Fault(
