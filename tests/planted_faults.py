@@ -601,6 +601,34 @@ _FILES = (
         "kernels/test_blocks.py",
     ),
     Fault(
+        "the high bits of a scale of Q3_K are misread",
+        "kernels/csrc/pack.cpp",
+        "(s[8 + g % 4] >> (g / 4 * 2) & 3) << 4",
+        "(s[8 + g % 4] >> (g / 4 * 2) & 1) << 4",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the scales of IQ4_XS have no zero",
+        "kernels/csrc/pack.cpp",
+        "(uint8_t)(scale - 32)",
+        "(uint8_t)scale",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the zero of 3-bit codes is not subtracted from sums of 16 bits",
+        "kernels/csrc/quantized.inc",
+        "      if (ZERO_SHIFT) both = subtract_small<ZERO_SHIFT>(both, row_sums[m]);\n",
+        "",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the codes of IQ4_XS are taken for their values",
+        "kernels/csrc/pack.cpp",
+        "  if (w->type == PRONK_IQ4) code = IQ4_VALUES[code];\n",
+        "",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
         "the eighth sign of IQ2_XXS makes the number of signs odd",
         "kernels/csrc/decode.inc",
         "  return signs | (parity & 1) << 7;\n",
@@ -743,8 +771,8 @@ _FILES = (
     Fault(
         "scores of latent attention lack the size of the rotated part",
         "models/families/deepseek.py",
-        "    scale = latent.query_dim**-0.5\n",
-        "    scale = latent.plain_dim**-0.5\n",
+        "    scale = 1.0 / math.sqrt(latent.query_dim)\n",
+        "    scale = 1.0 / math.sqrt(latent.plain_dim)\n",
         "models/families/test_deepseek.py",
     ),
     Fault(
@@ -1071,6 +1099,60 @@ _SHORTENED = (
     ),
 )
 
+_BITS = (
+    Fault(
+        "without the instruction, a fused multiply-add rounds its product",
+        "kernels/csrc/simd.h",
+        "c.x[i] = fused_multiply_add(a.x[i], b.x[i], c.x[i])",
+        "c.x[i] += a.x[i] * b.x[i]",
+        "kernels/test_bits.py::test_multiply_adds_are_rounded_once",
+    ),
+    Fault(
+        "a fused multiply-add in software rounds twice to nearest",
+        "kernels/csrc/scalar.h",
+        "  bits = (bits - (is_inexact & is_above)) | is_inexact;\n",
+        "  (void)is_inexact, (void)is_above;\n",
+        "kernels/test_bits.py::test_multiply_adds_are_rounded_once",
+    ),
+    Fault(
+        "on one instruction set, a product and a difference are contracted",
+        "kernels/csrc/ops.inc",
+        "    head[i] = x - y;\n",
+        "#if defined(PRONK_SIMD_AVX512)\n    head[i] = __builtin_fmaf(a, cosine[i], -y), (void)x;\n"
+        "#else\n    head[i] = x - y;\n#endif\n",
+        "kernels/test_bits.py::test_logits_of_every_family",
+    ),
+    Fault(
+        "one instruction set has another exponential",
+        "kernels/csrc/simd.h",
+        "  p = vfma(p, r, vset(5.0000001201e-1f));\n",
+        "#if defined(PRONK_SIMD_AVX2)\n  p = vadd(vmul(p, r), vset(5.0000001201e-1f));\n"
+        "#else\n  p = vfma(p, r, vset(5.0000001201e-1f));\n#endif\n",
+        "kernels/test_bits.py::test_activations",
+    ),
+    Fault(
+        "one instruction set sums 8 lanes, then the other 8",
+        "kernels/csrc/simd.h",
+        "  __m256 eight = _mm256_add_ps(x.a, x.b);\n",
+        "  __m256 eight = _mm256_hadd_ps(x.a, x.b);\n",
+        "kernels/test_bits.py::test_logits_of_every_family",
+    ),
+    Fault(
+        "threads compute in the mode that another library has set",
+        "kernels/csrc/ieee_mode.h",
+        "_mm_setcsr(0x1f80);",
+        "_mm_setcsr(saved);",
+        "kernels/test_bits.py::test_the_mode_of_the_thread_does_not_matter",
+    ),
+    Fault(
+        "quantized models have the bits of one instruction set",
+        "models/choice.py",
+        'return "fast" if dtype == BFLOAT16 and not quantized else',
+        'return "fast" if dtype == BFLOAT16 else',
+        "kernels/test_bits.py::test_bits_of_a_model",
+    ),
+)
+
 FAULTS = (
     *_SAMPLING,
     *_CACHE,
@@ -1079,6 +1161,7 @@ FAULTS = (
     *_DRAFTERS,
     *_FILES,
     *_GEMMA4,
+    *_BITS,
     *_TEXTS,
     *_SERVER,
     *_COMMANDS,

@@ -9,6 +9,7 @@
 struct Case {
   pronk_weights w;
   int64_t bytes, codebook_bytes, rows, threads;  // bytes of the packed weights, and of their codebook
+  int64_t activation;                            // pronk_activation
 };
 
 static void* read_bytes(FILE* file, size_t bytes) {
@@ -39,6 +40,7 @@ int main(int count, char** arguments) {
     op.kind = PRONK_LINEAR;
     op.output = PRONK_LOGITS;
     op.scale = 1.0f;
+    op.activation = (int32_t)c.activation;
     op.w = &c.w;
     pronk_pass pass = {};
     pass.rows = c.rows;

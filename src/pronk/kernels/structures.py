@@ -92,7 +92,7 @@ class CForward(Structure):
 
     _fields_ = structure_fields(
         ("rows segments num_others num_wanted", c_int64),
-        ("type hidden isa threads", c_int32),
+        ("type hidden isa threads fast", c_int32),
         ("tokens", c_void_p),
         ("segment others", POINTER(CSegment)),
         ("stream", c_void_p),

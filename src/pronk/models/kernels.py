@@ -33,7 +33,13 @@ from pronk.checkpoint.config import (
 from pronk.checkpoint.formats.matrix import Bits
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
 from pronk.checkpoint.rope import RopeConfig, RopeTable
-from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
+from pronk.kernels.library import (
+    Kernels,
+    KernelsError,
+    RoundingBits,
+    arithmetic_digest,
+    candidates,
+)
 from pronk.kernels.rounding import round_weights
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
@@ -48,7 +54,14 @@ _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
 # Offsets in bytes of the float16 scales of a GGUF block; 0 and 2 for other types. In IQ1_M, the two
 # bytes have the exponent of the scale.
-_SCALE_OFFSETS = {"Q6_K": (208,), "IQ1_M": (54,), "TQ1_0": (52,), "TQ2_0": (64,)}
+_SCALE_OFFSETS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "IQ1_M": (54,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
 # of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
@@ -64,15 +77,18 @@ _LayerKind = Literal["attention", "convolution", "experts", "gated_delta", "late
 
 
 @cache
-def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
+def load_kernels(
+    choice: str = "auto", path: Path | None = None, bits: RoundingBits = "fast"
+) -> Kernels:
     """Return the best kernels that ``choice`` allows and that pass the self-check.
 
     ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an
     OptionError. If no kernels pass, a KernelsError gives the reason in one line. ``path`` is the
-    library's file, by default the installed one.
+    library's file, by default the installed one. ``bits`` are those of products with bfloat16
+    weights.
     """
     failure = ""
-    for kernels in candidates(choice, path):
+    for kernels in candidates(choice, path, bits):
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
             if _passed_marker(kernels).exists():
                 return kernels
@@ -91,7 +107,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 def _passed_marker(kernels: Kernels) -> Path:
     """Return the path of a marker file, which exists if the kernels have passed their self-check.
 
-    The path depends on the library, the instruction set and the processor.
+    The path depends on the library, the instruction set, the bits and the processor.
     """
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 
@@ -394,7 +410,11 @@ def _mlp(rows: Array, up: Array, down: Array) -> Array:
     return (_silu(gate) * linear) @ down.T
 
 
-def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+def _convolution(
+    config: ModelConfig,  # noqa: ARG001 - all branches have one signature
+    weights: dict[str, Array],
+    rows: Array,
+) -> Array:
     b, c, x = np.split(rows @ weights["gates"].T, 3, axis=-1)
     states = np.concatenate((np.zeros((_TAPS - 1, len(b[0]))), b * x))
     return c * sum(weights["filter"][:, tap] * states[tap : tap + len(b)] for tap in range(_TAPS))
