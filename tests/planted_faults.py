@@ -630,9 +630,9 @@ _FILES = (
     ),
     Fault(
         "the eighth sign of IQ2_XXS makes the number of signs odd",
-        "kernels/csrc/decode.cpp",
-        "      of[bits] = (uint8_t)(bits | odd << 7);\n",
-        "      of[bits] = (uint8_t)(bits | (odd ^ 1) << 7);\n",
+        "kernels/csrc/decode.inc",
+        "  return signs | (parity & 1) << 7;\n",
+        "  return signs | (~parity & 1) << 7;\n",
         "kernels/test_blocks.py",
     ),
     Fault(
