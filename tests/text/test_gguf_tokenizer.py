@@ -534,6 +534,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a long "
     "token": (lambda w: no_merges(w, "a" * 1025), {}, ("tokens of at most 1024 characters, found one of "
         "1025")),
+    "no merges": (lambda w: no_merges(w, "a", "b", "ab"), {}, ("tokenizer.ggml.merges: expected merges, of which 1 "
+        "tokens are made, found none")),
+    "no merges of Gemma": (lambda w: no_merges(w, "a", "ab", model="gemma4"), {}, "expected merges, of which 1"),
     "other merges": (crossed, {}, "expected merges that match the tokens, found a mismatch"),
     "few kinds": (unlike, {}, ("tokenizer.ggml.token_type: expected one for each of 2 tokens, "
         "found 1")),

@@ -5,7 +5,9 @@ NumPy has no bfloat16 and no 8-bit floats; :mod:`ml_dtypes` adds them.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -95,6 +97,17 @@ class MemoryPool:
             taken = self._free[:size]
             self._free = self._free[padded:]
         return taken.view(dtype).reshape(tuple(shape))
+
+
+def trim_heap() -> None:
+    """Return free memory of the C library's heap to the operating system.
+
+    glibc keeps what a library such as ``tokenizers`` has freed. Other C libraries and operating
+    systems are left alone.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def as_bytes(array: Array) -> Array:

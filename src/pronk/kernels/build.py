@@ -46,16 +46,22 @@ _X86 = {
     "isa_vnni": [*_AVX512, "-mavx512vnni"],
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "isa_amx_int8": [*_AVX512, "-mamx-tile", "-mamx-int8"],
 }
 _ARM = {"isa_dot": ["-march=armv8.2-a+dotprod"], "isa_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
 # For a flag in ``/proc/cpuinfo`` that a processor may lack: source files that a build for this
 # processor alone leaves out, and the macro that removes them from ``dispatch.cpp``.
 _OPTIONAL = {
-    "avx512f": ("PRONK_WITHOUT_AVX512", ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx")),
+    "avx512f": (
+        "PRONK_WITHOUT_AVX512",
+        ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx", "isa_amx_int8"),
+    ),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
 }
-# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
+# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable, and unrolls the
+# loops over the outputs of a block in decode.
 _COMMON: dict[str, list[str]] = {
+    "decode": ["-O3"],
     "dispatch": [],
     "forward": [],
     "pack": [],
@@ -137,6 +143,14 @@ def find_compiler() -> list[str] | None:
     return None
 
 
+def flags_for(compiler: Sequence[str], source_flags: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the flags of each source file in the words of a compiler, given those of GCC."""
+    if not any(Path(part).name.startswith("zig") for part in compiler):
+        return source_flags
+    renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
+    return {name: [flag.replace(*renamed) for flag in own] for name, own in source_flags.items()}
+
+
 def build(
     out: Path,
     compiler: Sequence[str] | None = None,
@@ -172,10 +186,7 @@ def build(
     ).stdout
     is_gcc = "Free Software Foundation" in version
     flags = [*_FLAGS, *(_GCC_FLAGS if is_gcc else []), *shared, *macros]
-    # zig does not know -march=armv8.2-a, which GCC needs.
-    if any(Path(part).name.startswith("zig") for part in compiler):
-        renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
-        sources = {name: [flag.replace(*renamed) for flag in own] for name, own in sources.items()}
+    sources = flags_for(compiler, sources)
     libraries = [] if target.system == "win32" else ["-lm"]
     if is_gcc and target.system == "linux":
         libraries.append("-static-libgcc")

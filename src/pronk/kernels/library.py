@@ -15,7 +15,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_ui
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +33,19 @@ VERSION = 19  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h`
 # has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
+# Instruction sets with products of bfloat16, whose rounding differs from that of float32 products.
+_BF16_PRODUCTS = ("avx512_bf16", "amx")
+
+# How matrix products with bfloat16 weights round. "portable": as float32 products, with the same
+# bits on every instruction set. "fast": as the bfloat16 products of the instruction set.
+RoundingBits = Literal["portable", "fast"]
 
 # Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
 # this number of bits and a scale per group; and of codes with this number of bits in super-blocks
 # (GGUF K-quants).
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
-SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}
+SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9, 8: 10}
 
 _MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
@@ -56,16 +62,24 @@ class Kernels:
         library: the library, with the functions of ``csrc/pronk.h``.
         path: file of the library.
         isa: index of the instruction set in ``INSTRUCTION_SETS``.
+        fast: whether products with bfloat16 weights are those of the instruction set, if it has
+            such products.
     """
 
     library: Any = field(repr=False)
     path: Path
     isa: int
+    fast: bool = False
 
     @property
     def name(self) -> str:
         """Name of the instruction set."""
         return INSTRUCTION_SETS[self.isa]
+
+    @property
+    def bits(self) -> RoundingBits:
+        """Bits of the results; ``"portable"`` also if the instruction set has nothing faster."""
+        return "fast" if self.fast and self.name in _BF16_PRODUCTS else "portable"
 
     @staticmethod
     def supports_head_dim(head_dim: int) -> bool:
@@ -182,7 +196,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
     "pack_blocks": (
         c_int32,
-        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32),
+        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, *[c_int64] * 2, c_void_p, c_int32),
     ),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
@@ -292,7 +306,9 @@ def installed_library() -> Path:
     return Path(__file__).parent / library_name()
 
 
-def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
+def candidates(
+    choice: str = "auto", path: Path | None = None, bits: RoundingBits = "fast"
+) -> list[Kernels]:
     """Return the kernels of each instruction set that is allowed, the best first.
 
     They are not tested by a computation; :func:`pronk.models.kernels.load_kernels` does that.
@@ -300,6 +316,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     Args:
         choice: ``"auto"`` for all instruction sets of this processor, or the name of one.
         path: file of the library; by default the installed one.
+        bits: bits of products with bfloat16 weights.
 
     Raises:
         KernelsError: the library cannot be loaded.
@@ -309,7 +326,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     location = path or installed_library()
     library = open_library(location)
     best = int(library.pronk_detect())
-    usable = [Kernels(library, location, isa) for isa in range(best, -1, -1)]
+    usable = [Kernels(library, location, isa, bits == "fast") for isa in range(best, -1, -1)]
     found = [kernels for kernels in usable if choice in ("auto", kernels.name)]
     if not found:
         available = ", ".join(kernels.name for kernels in reversed(usable))
@@ -319,12 +336,14 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
 
 
 def arithmetic_digest(kernels: Kernels) -> str:
-    """Return a digest of everything that determines the bits of a result besides the inputs.
+    """Return a digest of the code that computes, and of the processor.
 
-    It covers the kernels' library, the instruction set, the version of NumPy and the processor.
+    It covers the kernels' library, the instruction set, the bits, the version of NumPy and the
+    processor.
     """
     digest = hashlib.sha256(kernels.path.read_bytes())
-    digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
+    names = f"{kernels.name} {kernels.bits}"
+    digest.update(f"{names}\n{np.__version__}\n{_processor()}".encode())
     return digest.hexdigest()
 
 

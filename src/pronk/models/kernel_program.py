@@ -418,6 +418,7 @@ class KernelProgram(Program):
         call.type = TYPES[self.dtype]
         call.hidden = self.hidden
         call.isa = self.kernels.isa
+        call.fast = int(self.kernels.fast)
         call.threads = num_threads()
         call.stream = stream.ctypes.data
         if batch is None:

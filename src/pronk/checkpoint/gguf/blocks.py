@@ -9,6 +9,7 @@ result are equal to those of llama.cpp:
 - 5-bit and 6-bit codes become 8-bit codes, as do the integers that IQ4_NL's codes stand for.
 - In formats without minima, codes are shifted to a zero point of 8 (4-bit codes) or 128.
 - The floats of MXFP4 become 5-bit codes with a zero point of 16.
+- All codes of :mod:`~pronk.checkpoint.gguf.stored_blocks` have 8 bits and a zero point of 128.
 
 Source: ``ggml-quants.c``, ``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a
 block, in order (scale and minimum are float16)::
@@ -27,7 +28,7 @@ block, in order (scale and minimum are float16)::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
+from pronk.checkpoint.gguf import stored_blocks
 
 # Format character of Python's module ``struct`` for each type of a metadata value that is a number
 # or bool; the keys are the numbers of the types in a file.
@@ -110,6 +112,18 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
 }
 
+# Types that llama.cpp had under these numbers, and reads no more.
+REMOVED_TYPES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
 # Result of a conversion of blocks: codes ``[..., weights of a block]``, scales ``[..., groups]``,
 # and minima ``[..., groups]`` or ``None``.
 Unpacked = tuple[Array, Array, Array | None]
@@ -151,11 +165,14 @@ class BlockMatrix:
         type: GGUF type of all blocks, one of :data:`PACKED_BLOCKS`.
         inputs: number of inputs.
         parts: the rows, in the order of the outputs.
+        release: frees the memory of the file's pages that were read. A later access reads a page
+            again.
     """
 
     type: str
     inputs: int
     parts: tuple[BlockRows, ...]
+    release: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -350,8 +367,26 @@ def _iq4_nl(blocks: Array) -> Unpacked:
     return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
 
 
+def _stored(convert: Callable[[Array], stored_blocks.Converted], group: int) -> _BlockFormat:
+    """Return the format of a type of :mod:`~pronk.checkpoint.gguf.stored_blocks`."""
+    return _BlockFormat(lambda blocks: (*convert(blocks), None), 8, group)
+
+
+# Types whose blocks the kernels keep as they are, and decode when they multiply.
+STORED_BLOCKS = {
+    "IQ1_S": _stored(stored_blocks.iq1_s, 32),
+    "IQ1_M": _stored(stored_blocks.iq1_m, 16),
+    "IQ2_XXS": _stored(stored_blocks.iq2_xxs, 32),
+    "IQ2_XS": _stored(stored_blocks.iq2_xs, 16),
+    "IQ2_S": _stored(stored_blocks.iq2_s, 16),
+    "IQ3_XXS": _stored(stored_blocks.iq3_xxs, 32),
+    "IQ3_S": _stored(stored_blocks.iq3_s, 32),
+    "TQ1_0": _stored(stored_blocks.tq1_0, 256),
+    "TQ2_0": _stored(stored_blocks.tq2_0, 256),
+    "NVFP4": _stored(stored_blocks.nvfp4, 16),
+}
 # Supported types of quantized blocks, with their conversions.
-BLOCKS = {
+BLOCKS = STORED_BLOCKS | {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
     "Q4_0": _BlockFormat(_q4_0, 4, 32),
     "Q4_1": _BlockFormat(_q4_1, 4, 32),
@@ -365,5 +400,6 @@ BLOCKS = {
     "Q6_K": _BlockFormat(_q6_k, 8, 16),
     "MXFP4": _BlockFormat(_mxfp4, 5, 32),
 }
-# Types whose blocks the kernels pack as they are; blocks of the other types are converted first.
+# Types whose blocks the kernels pack without a conversion of numbers; blocks of the other types are
+# converted first.
 PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "Q2_K", "Q3_K", "MXFP4"}

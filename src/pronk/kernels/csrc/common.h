@@ -158,6 +158,8 @@ struct GemmTiles {
 
 // Types k4, k5 and k6: inputs of a super-block; bytes before the scales, and before the codes, in one of 16 outputs.
 const int SUPER_BLOCK = 256, SUPER_SCALES = 64, SUPER_HEADER = SUPER_SCALES + 256;
+// Type k8: inputs of a group; bytes before the codes.
+const int WIDE_GROUP = 16, WIDE_HEADER = SUPER_SCALES + SUPER_BLOCK / WIDE_GROUP * 64;
 
 // Operands of a GEMM tile with quantized weights; quantized.inc has the formulas. A *unit* is the inputs that share one
 // scale of an input row: a group, or a super-block.
@@ -186,7 +188,7 @@ struct QuantTiles {
 struct QuantKernels {
   int max_rows, max_accumulators;  // maximum rows of a tile; maximum of its rows times its blocks
   double (*multiply)(int64_t rounds);  // multiply codes in registers; return the number of products
-  QuantTiles tiles[11];            // by quant_format
+  QuantTiles tiles[12];            // by quant_format
 };
 
 // Implementations of pronk_sample, pronk_sample_draft, pronk_exp, pronk_log, pronk_total and pronk_exp_total.
@@ -215,9 +217,9 @@ struct IsaKernels {
 
 extern const IsaKernels kernels_portable;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
+extern const IsaKernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx, kernels_amx_int8;
 extern const IsaKernels kernels_emulated_amx;  // only with PRONK_EMULATE
-// Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX use the tiles for f32 and f16, not those for bf16.
+// Indexed by pronk_type (f32, bf16, f16). AVX512-BF16 and AMX with fast bits do not use those for bf16.
 extern const GemmTiles gemm_tiles_avx512[3];
 extern const QuantKernels quant_avx512, quant_vnni, quant_avx_vnni;
 extern const Sampling sampling_avx512;
@@ -226,7 +228,8 @@ extern const RoundFunction round_avx512;
 extern const QuantKernels quant_dot, quant_i8mm;
 #endif
 
-const IsaKernels* isa_kernels(int isa);
+// Kernels of an instruction set; `fast`: see pronk_pass.fast.
+const IsaKernels* isa_kernels(int isa, bool fast);
 const QuantKernels* quant_kernels(int isa);
 
 // Bytes of an element of a cache pool or of weights.
@@ -238,13 +241,13 @@ static inline bool has_super_blocks(const pronk_weights* w) { return w->type >= 
 // Bits of a weight code.
 static inline int code_bits(const pronk_weights* w) {
   switch (w->type) {
-    case PRONK_Q8: return 8;
+    case PRONK_Q8: case PRONK_K8: return 8;
     case PRONK_K6: return 6;
     case PRONK_Q5: case PRONK_K5: return 5;
     default: return 4;
   }
 }
-// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6.
+// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6, k8.
 static inline int quant_format(const pronk_weights* w) {
   switch (w->type) {
     case PRONK_Q8: return w->minima != 0;
@@ -258,11 +261,29 @@ static inline int64_t quant_unit(const pronk_weights* w) { return has_super_bloc
 static inline int64_t quant_units(const pronk_weights* w) { return w->K_pad / quant_unit(w); }
 // Bytes before the codes in a unit of 16 outputs.
 static inline int64_t quant_header(const pronk_weights* w) {
+  if (w->type == PRONK_K8) return WIDE_HEADER;
   if (has_super_blocks(w)) return SUPER_HEADER;
   return (w->scale_type == PRONK_F32 ? 64 : 32) * (w->minima == 1 ? 2 : 1) + (w->minima == 2 ? 16 : 0);
 }
 static inline int64_t quant_unit_bytes(const pronk_weights* w) {
   return quant_header(w) + quant_unit(w) * code_bits(w) * 2;
+}
+// A type of blocks of GGUF files that stay in memory as they are (decode.cpp).
+struct StoredType {
+  int32_t number;         // in ggml.h
+  int64_t inputs, bytes;  // of a block
+  // Decode the adjacent blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
+  void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
+};
+// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
+const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
+// Return the type with a number; null if there is none.
+const StoredType* stored_type(int32_t number);
+// Bytes of a quantized block of 16 outputs.
+static inline int64_t quant_block_bytes(const pronk_weights* w) {
+  if (!w->stored) return quant_units(w) * quant_unit_bytes(w);
+  const StoredType* type = stored_type(w->stored);
+  return w->K / type->inputs * type->bytes * 16;
 }
 // Elements of QuantTile.sums per unit and row.
 static inline int64_t sums_per_unit(const pronk_weights* w) {

@@ -21,6 +21,7 @@ struct PackBlocks {
   const pronk_weights* w;
   const pronk_blocks* source;
   int32_t format;
+  int64_t first, count;  // the blocks of 16 outputs to pack
   uint8_t* data;
   std::atomic<bool>* damaged;  // set if a scale is not finite
 };
@@ -194,6 +195,9 @@ inline uint32_t high_bits(uint64_t bits, int step, int width) {
   return ((uint32_t)bits | (uint32_t)(bits >> 32) << width) << (step * width);
 }
 
+// Return a word whose byte j has bit j of `bits` (0 to 15) as its lowest bit. The sums of the product have no carries.
+inline uint32_t spread_4_bits(uint32_t bits) { return bits * 0x00204081u & 0x01010101u; }
+
 // Pack a GGUF block of 32 weights as a group of an output, whose first scale is at `to` and whose first codes are at
 // `codes`; return whether its scale and minimum are finite.
 bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
@@ -212,7 +216,7 @@ bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
     store_8_codes(codes + 192, second >> 4 & NIBBLES);
     if (five) {  // bit k of 32 is the high bit of code k
       uint32_t bits = load_32(p), high = 0;
-      for (int k = 0; k < 32; k++) high |= (bits >> k & 1) << (k % 4 * 8 + k / 4);
+      for (int k = 0; k < 32; k += 4) high |= spread_4_bits(bits >> k & 15) << (k / 4);
       store_32(codes + 256, high);
     }
   }
@@ -266,6 +270,17 @@ bool pack_k6(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) 
   return is_finite_half(from + 208);
 }
 
+// Return whether the factors of the blocks of 16 outputs of a stored type are finite. (The scales of NVFP4 always are.)
+bool have_finite_factors(const StoredType* type, const pronk_weights* w, const uint8_t* from) {
+  alignas(64) uint8_t decoded[MAX_DECODED];
+  float factor[16];
+  type->decode(from, w->codebook, decoded);
+  memcpy(factor, decoded, sizeof factor);
+  bool finite = true;
+  for (int i = 0; i < 16; i++) finite &= (bool)isfinite(factor[i]);
+  return finite;
+}
+
 // Pack a block of type `format` as a group or super-block of an output, whose first scale or factor is at `to`, first
 // scale of a super-block at `scales` and first codes at `codes`; return whether its numbers are finite.
 bool pack_block(const pronk_weights* w, int32_t format, const uint8_t* from, uint8_t* to, uint8_t* scales,
@@ -292,7 +307,8 @@ void pack_blocks_part(void* argument, int thread, int threads) {
   int64_t units = quant_units(w), unit_bytes = quant_unit_bytes(w), header = quant_header(w);
   int64_t bytes = gguf_block_bytes(p->format);
   bool finite = true;
-  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+  int64_t end = p->first + p->count * (thread + 1) / threads;
+  for (int64_t b = p->first + p->count * thread / threads; b < end; b++) {
     int64_t count, first = block_rows(w, b, &count);
     const uint8_t* row[16];
     for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, units * bytes);
@@ -303,6 +319,28 @@ void pack_blocks_part(void* argument, int thread, int threads) {
         uint8_t *scale = to + 2 * i, *scales = to + SUPER_SCALES + 2 * i, *codes = to + header + 4 * i;
         finite &= pack_block(w, p->format, from, scale, scales, codes);
       }
+  }
+  if (!finite) p->damaged->store(true, std::memory_order_relaxed);
+}
+
+// Copy a thread's share of blocks of a stored type.
+void pack_stored_part(void* argument, int thread, int threads) {
+  const PackBlocks* p = (const PackBlocks*)argument;
+  const pronk_weights* w = p->w;
+  const StoredType* type = stored_type(w->stored);
+  int64_t per_row = w->K / type->inputs;
+  bool finite = true;
+  int64_t end = p->first + p->count * (thread + 1) / threads;
+  for (int64_t b = p->first + p->count * thread / threads; b < end; b++) {
+    int64_t count, first = block_rows(w, b, &count);
+    const uint8_t* row[16];
+    for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, per_row * type->bytes);
+    uint8_t* to = p->data + b * quant_block_bytes(w);
+    for (int64_t u = 0; u < per_row; u++, to += 16 * type->bytes) {
+      for (int64_t i = 0; i < count; i++)
+        memcpy(to + i * type->bytes, row[i] + u * type->bytes, (size_t)type->bytes);
+      finite &= have_finite_factors(type, w, to);
+    }
   }
   if (!finite) p->damaged->store(true, std::memory_order_relaxed);
 }
@@ -342,7 +380,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
                     int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
   float* converted = nullptr;
   if (type != PRONK_F32 && !(converted = (float*)malloc((size_t)(threads * K) * 4))) return -1;
-  RoundFunction round = isa_kernels(isa)->round;
+  RoundFunction round = isa_kernels(isa, false)->round;
 #if (defined(__x86_64__) || defined(_M_X64)) && !defined(PRONK_WITHOUT_AVX512)
   if (!round) round = round_avx512;
 #endif
@@ -354,7 +392,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
 }
 
 int64_t pronk_packed_size(const pronk_weights* w) {
-  if (is_quantized(w)) return w->blocks * quant_units(w) * quant_unit_bytes(w);
+  if (is_quantized(w)) return w->blocks * quant_block_bytes(w);
   return w->blocks * (w->type == PRONK_BF16 ? w->K_pad : w->K) * 16 * type_size(w->type);
 }
 
@@ -372,14 +410,15 @@ void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float*
 }
 
 int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
-                          void* data, int32_t threads) {
+                          int64_t first, int64_t blocks, void* data, int32_t threads) {
   std::atomic<bool> damaged(false);
   int64_t rows = 0;
   for (int64_t i = 0; i < count; i++) rows += source[i].rows;
-  if (rows != w->N * (w->gated ? 2 : 1) || !gguf_block_bytes(format)) return -2;
-  PackBlocks pack = {w, source, format, (uint8_t*)data, &damaged};
+  if (rows != w->N * (w->gated ? 2 : 1) || !(w->stored || gguf_block_bytes(format))) return -2;
+  if (first < 0 || blocks < 0 || first + blocks > w->blocks) return -2;
+  PackBlocks pack = {w, source, format, first, blocks, (uint8_t*)data, &damaged};
   PoolLock locked;
-  pool_run(threads, pack_blocks_part, &pack);
+  pool_run(threads, w->stored ? pack_stored_part : pack_blocks_part, &pack);
   return damaged ? -1 : 0;
 }
 
@@ -397,10 +436,30 @@ static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int
     return scale * (float)code + load_number(at + header / 2, w->scale_type, lane);
   }
   int64_t group = k / w->group, place = group / 2 * 32 + lane * 2 + group % 2;
+  if (w->type == PRONK_K8) {
+    int32_t scale;
+    memcpy(&scale, at + SUPER_SCALES + 64 * group + 4 * lane, 4);
+    return load_number(at, PRONK_F32, lane) * (float)scale * (float)(load_code(8, at + header, k, lane) - 128);
+  }
   int32_t code = load_code(bits, at + header + group * w->group * bits * 2, k % w->group, lane);
   float scale = load_number(at, PRONK_F16, lane) * (float)(int8_t)at[SUPER_SCALES + place];
   if (w->type == PRONK_K6) return scale * (float)(code - 32);
   return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)at[SUPER_SCALES + 128 + place];
+}
+
+// Convert `count` weights of one output to float32: blocks of a stored type from `from` on, `stride` bytes apart.
+static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t stride, int64_t count, float* out) {
+  const StoredType* type = stored_type(w->stored);
+  alignas(64) uint8_t decoded[MAX_DECODED];
+  uint8_t blocks[16 * MAX_STORED] = {0};  // those of 16 outputs, of which the first is used
+  pronk_weights one = *w;
+  one.data = decoded;
+  one.K = one.K_pad = type->inputs;
+  for (int64_t at = 0; at < count; at += type->inputs, from += stride) {
+    memcpy(blocks, from, (size_t)type->bytes);
+    type->decode(blocks, w->codebook, decoded);
+    for (int64_t k = 0; k < type->inputs; k++) out[at + k] = dequantize(&one, 0, 0, k);
+  }
 }
 
 void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
@@ -411,6 +470,11 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
   } else {
     int64_t inside = row % w->unit;
     block = row / w->unit * (round_up(w->unit, 16) / 16) + inside / 16, lane = inside % 16;
+  }
+  if (w->stored) {
+    int64_t bytes = stored_type(w->stored)->bytes;
+    const uint8_t* from = (const uint8_t*)w->data + block * quant_block_bytes(w) + lane * bytes;
+    return unpack_stored(w, from, 16 * bytes, w->K, out);
   }
   for (int64_t k = 0; k < w->K; k++) {
     if (w->type == PRONK_BF16)
@@ -428,6 +492,11 @@ void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(
 
 void pronk::unpack_blocks(const pronk_weights* w, int32_t format, const void* table, int64_t row, int64_t count,
                           float* out) {
+  if (w->stored) {
+    const StoredType* type = stored_type(w->stored);
+    int64_t row_bytes = count / type->inputs * type->bytes;
+    return unpack_stored(w, (const uint8_t*)table + row * row_bytes, type->bytes, count, out);
+  }
   int64_t bytes = gguf_block_bytes(format);
   const uint8_t* from = (const uint8_t*)table + row * (count / quant_unit(w)) * bytes;
   uint8_t packed[SUPER_HEADER + SUPER_BLOCK * 16];  // at most 16 outputs of 8 bits; one of them is used
