@@ -95,7 +95,14 @@ MODELS: dict[str, MakeModel] = {
 def digests(path: Path, kernels: str = "auto") -> dict[str, str]:
     """Return the digests of a model: of a text's log-probabilities and of the sampled texts."""
     found = {}
-    llm = LLM(path, drafter="autoregressive", dtype="float32", kv_memory="64MiB", kernels=kernels)
+    llm = LLM(
+        path,
+        drafter="autoregressive",
+        dtype="float32",
+        kv_memory="64MiB",
+        kernels=kernels,
+        bits="portable",
+    )
     with closing(llm):
         scored = SamplingParams(max_tokens=1, prompt_logprobs=64)
         completion = llm.generate(_PROMPT, scored)

@@ -25,8 +25,7 @@ FEW = (
     "gptq-4",
     "Q4_K",
 )
-# ``portable`` on x86 has no fused multiply-add yet.
-FUSED = [kernels.name for kernels in candidates() if kernels.name != "portable"]
+INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
@@ -35,7 +34,7 @@ def test_digests(name: str, tmp_path: Path) -> None:
     assert golden.digests(golden.MODELS[name](tmp_path / "model")) == expected
 
 
-@pytest.mark.parametrize("kernels", FUSED[1:])
+@pytest.mark.parametrize("kernels", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("name", FEW)
 def test_digests_on_other_instruction_sets(name: str, kernels: str, tmp_path: Path) -> None:
     expected = golden.current(golden.read()[name])
