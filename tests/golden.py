@@ -28,6 +28,7 @@ import pronk
 from checkpoints import FAMILIES, make_checkpoint
 from gguf_files import CONVERTED, QUANTIZED, convert
 from pronk import LLM, SamplingParams
+from pronk.kernels.library import INSTRUCTION_SETS
 from pronk.testing import byte_tokenizer
 from quantized_formats import FORMATS, write_quantized
 
@@ -104,6 +105,7 @@ def digests(path: Path, kernels: str = "auto") -> dict[str, str]:
         bits="portable",
     )
     with closing(llm):
+        assert llm.kernels in INSTRUCTION_SETS, "expected the kernels, found torch; build them"
         scored = SamplingParams(max_tokens=1, prompt_logprobs=64)
         completion = llm.generate(_PROMPT, scored)
         found["text"] = _digest(completion.prompt_logprobs or ())

@@ -27,7 +27,7 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-VERSION = 19  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 20  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -41,11 +41,19 @@ _BF16_PRODUCTS = ("avx512_bf16", "amx")
 RoundingBits = Literal["portable", "fast"]
 
 # Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
-# this number of bits and a scale per group; and of codes with this number of bits in super-blocks
-# (GGUF K-quants).
+# this number of bits and a scale per group; of super-blocks of this GGUF type,
+# and of those that other GGUF types are decoded to.
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
-SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9, 8: 10}
+SUPER_BLOCK_TYPES: dict[str, int] = {
+    "Q2_K": 11,
+    "Q3_K": 12,
+    "Q4_K": 7,
+    "Q5_K": 8,
+    "Q6_K": 9,
+    "IQ4_XS": 13,
+    "decoded": 10,
+}
 
 _MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 

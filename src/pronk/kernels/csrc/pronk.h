@@ -11,12 +11,12 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 19
+#define PRONK_VERSION 20
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
   PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5,
-  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10
+  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10, PRONK_K2 = 11, PRONK_K3 = 12, PRONK_IQ4 = 13
 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
@@ -92,12 +92,24 @@ enum pronk_activation {
 //                pair of groups [pairs][16][2]; k4, k5: the unsigned 8-bit minima [pairs][16][2]; and the codes, group
 //                after group. A group is 32 inputs, with k6 16. k4 like q4, k5 like q5, and k6 the low 4 bits like q4,
 //                then the high bits [16][4]: bits 2 i and 2 i + 1 of byte j are those of k = 4 i + j
+//   k2, k3, iq4  [blocks][K / 256] super-blocks, those of Q2_K, Q3_K and IQ4_XS. They begin with the factors of k4 to k6
+//              (k3, iq4: zeros in place of factors of the minima). A *chunk* is the 32 codes of a pair of groups of 16:
+//                k2  bytes [pairs][16][2], with a 4-bit scale in the low and a 4-bit minimum in the high nibble; then
+//                    chunks of two vectors [16][4], one for each group: bits 2 i and 2 i + 1 of byte j are those of
+//                    k = 4 i + j
+//                k3  6-bit scales, less a zero of 32: of the bytes [8 pairs][16][2] = [4][64] that 8-bit scales would
+//                    be, the low 4 bits [2][64], with vectors 0 and 2 in the low and 1 and 3 in the high nibbles, then
+//                    the high bits [64], bits 2 i and 2 i + 1 of vector i; then chunks of three vectors [16][4]: bits
+//                    3 i to 3 i + 2 of byte j of vector v are those of k = 8 v + 4 i + j. Bits 6 and 7 of vectors 0 and
+//                    1 are the low bits of k = 24 + j and 28 + j, and bits 6 and 7 of vector 2 their high bits
+//                iq4 the signed 8-bit scales of pairs of groups of 32 like k4; then codes like q4, which are indices of
+//                    the table IQ4_VALUES (common.h)
 //   k8         [blocks][K / 256] super-blocks: 16 factors (f32), the scales of 16 groups of 16 inputs [16][16] (int32), and
 //              the codes like q8. Only decoded blocks of a file have this type, see `stored`
 // A weight is scale * code + minimum; without minima scale * (code - zero), with the group's zero point or a zero of 128
 // (q8), 16 (q5) or 8 (q4).
 // k4 and k5: factor * scale * code - factor of the minima * minimum; k6: factor * scale * (code - 32); k8: factor * scale *
-// (code - 128).
+// (code - 128). k2 is like k4, k3 like k6 with code - 4, and iq4 with a value of the table.
 //
 // With `stored`, the data are the blocks of a GGUF file as they are, [blocks][K / inputs of a file's block][16 outputs], and
 // the fields `type` to `scale_type` describe what the kernels decode them to when they multiply (decode.cpp).
@@ -283,9 +295,10 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
 // Pack blocks of a GGUF file into `data`, filled with 0: of all w->blocks blocks of 16 outputs those from `first` on,
-// `blocks` of them. The `count` sources are stacked, with all rows of w; gated: the gate, then the up projection. `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and 12,
-// 13, 14 for Q4_K, Q5_K, Q6_K. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows,
-// w does not have the blocks, or the type is unknown.
+// `blocks` of them. The `count` sources are stacked, with all rows of w; gated: the gate, then the up projection.
+// `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, 10 to 14 for Q2_K to
+// Q6_K, and 23 for IQ4_XS. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows, w does not have
+// the blocks, or the type is unknown.
 PRONK_API int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
                                     int64_t first, int64_t blocks, void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
