@@ -20,6 +20,41 @@ class Fault(NamedTuple):
 
 _SAMPLING = (
     Fault(
+        "the noise takes NumPy's logarithm, whose bits depend on the processor",
+        "sampling/noise.py",
+        "        replace_by_log(noise)\n",
+        "        np.log(noise, out=noise)\n",
+        "test_exact_bits.py",
+    ),
+    Fault(
+        "the tables of rotations take the library's cosine",
+        "checkpoint/rope.py",
+        "enumerate(cos_sin(angles[part])):",
+        "enumerate((np.cos(angles[part]), np.sin(angles[part]))):",
+        "test_exact_bits.py",
+    ),
+    Fault(
+        "exponentials have another series than the kernels",
+        "base/exact_math.py",
+        "    4.13813679705723846039e-08,\n",
+        "    4.13813679705723e-08,\n",
+        "kernels/test_exact_math.py",
+    ),
+    Fault(
+        "a total has another number of partial sums than in the kernels",
+        "base/exact_math.py",
+        "LANES = 256\n",
+        "LANES = 128\n",
+        "kernels/test_exact_math.py",
+    ),
+    Fault(
+        "top-p takes probabilities that do not sum to 1",
+        "sampling/truncation.py",
+        "    total = exp_total(scores, largest)\n",
+        "    total = exp_total(scores, largest + 0.1)\n",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
         "one token too many is accepted",
         "sampling/verify.py",
         "child = tree.child(node, token)\n",
