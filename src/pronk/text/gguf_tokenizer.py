@@ -26,6 +26,7 @@ from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.gguf.reader import GgufFile
 from pronk.checkpoint.gguf.vocabulary import (
     ADDED_KINDS,
+    VISIBLE_SPACE,
     TokenKind,
     Vocabulary,
     read_array,
@@ -49,7 +50,6 @@ _MAX_PAIRS = 2**22
 # Maximum number of characters of all added tokens. An automaton finds these tokens before a text is
 # split; building it takes 4 µs per character. Well-known models have up to 80,000 characters.
 _MAX_ADDED_CHARACTERS = 2**20
-_VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
 @contextmanager
@@ -177,19 +177,24 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
             f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, "
             "found others",
         )
-    merges = _merges_from_scores(file, vocab, scores)
+    # Merges of user-defined tokens come first; converters write scores of -1000 for these tokens.
+    ranks = [
+        math.inf if kind == TokenKind.USER_DEFINED else score
+        for score, kind in zip(scores, vocabulary.kinds, strict=True)
+    ]
+    merges = _merges_from_scores(file, vocab, ranks)
     return _with_visible_spaces(file, vocabulary, merges, prefix_space=True)
 
 
 def _gemma4_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """Return the BPE tokenizer of Gemma 4.
 
-    A text is split into runs of line ends and the text between them. As in llama.cpp, such a part
-    that is a token is not split further.
+    A text is split into runs of line ends and the text between them. A part that is a token is
+    split nevertheless if merges do not make this token, as in the original: ``</div>`` in a text
+    becomes three tokens.
     """
     merges = _parse_merges(read_array(file, "merges", str))
     backend = _with_visible_spaces(file, vocabulary, merges, prefix_space=False)
-    backend.model.ignore_merges = True
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(LINE_ENDS_PATTERN), "isolated")
     return backend
 
@@ -212,16 +217,16 @@ def _with_visible_spaces(
         vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab
     )
     backend = tokenizers.Tokenizer(model)
-    normalizing: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
+    normalizing: list[Any] = [normalizers.Replace(" ", VISIBLE_SPACE)]
     decoding: list[Any] = [
-        decoders.Replace(_VISIBLE_SPACE, " "),
+        decoders.Replace(VISIBLE_SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
     # As in llama.cpp, the space is prepended to the text, and to each part of the text that follows
     # a special token.
     if read_flag(file, "add_space_prefix", default=prefix_space):
-        normalizing.insert(0, normalizers.Prepend(_VISIBLE_SPACE))
+        normalizing.insert(0, normalizers.Prepend(VISIBLE_SPACE))
         decoding.append(decoders.Strip(" ", left=1, right=0))
     backend.normalizer = normalizers.Sequence(normalizing)
     backend.decoder = decoders.Sequence(decoding)
