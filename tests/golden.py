@@ -26,7 +26,7 @@ import numpy as np
 
 import pronk
 from checkpoints import FAMILIES, make_checkpoint
-from gguf_files import CONVERTED, QUANTIZED, convert
+from gguf_files import CONVERTED, QUANTIZED, STORED, convert
 from pronk import LLM, SamplingParams
 from pronk.kernels.library import INSTRUCTION_SETS
 from pronk.testing import byte_tokenizer
@@ -88,7 +88,7 @@ MODELS: dict[str, MakeModel] = {
     **{name: partial(_quantized, name) for name in FORMATS},
     **{
         kind: partial(_gguf, kind)
-        for kind in ["F32", "F16", "BF16", "MXFP4", *QUANTIZED, *CONVERTED]
+        for kind in ["F32", "F16", "BF16", "MXFP4", *QUANTIZED, *CONVERTED, *STORED]
     },
 }
 
