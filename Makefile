@@ -66,6 +66,7 @@ coverage: $(INSTALLED_DEV)
 
 # Both libraries, with every instruction set that the processor has or can emulate; Python itself leaks. These tests
 # do not wait, and each further process would import torch.
+# The self-check has texts and trees in a layer of latent attention.
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
 $(SANITIZED): Makefile src/pronk/kernels/build.py $(wildcard src/pronk/kernels/csrc/*) | $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $@ -Werror -O0 -g1 -DPRONK_FEW_TILES -DPRONK_EMULATE \
@@ -76,6 +77,8 @@ sanitize: $(SANITIZED)
 		tests/kernels/test_weights.py tests/kernels/test_blocks.py tests/kernels/test_adapters.py tests/kernels/test_coded.py::test_outputs_equal_the_loop \
 		tests/kernels/test_coded.py::test_the_largest_sums_do_not_overflow tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \
+		tests/kernels/test_layer_inputs.py tests/kernels/test_latent_attention.py::test_rows_that_are_not_finite_leave_other_requests_alone \
+		tests/kernels/test_latent_attention.py::test_sizes_that_are_no_whole_blocks_are_refused \
 		tests/models/test_kv_sources.py::test_trees_of_several_requests \
 		tests/models/test_recurrence.py::test_chunks tests/models/test_state_traffic.py \
 		tests/drafting/from_text/test_growth.py \

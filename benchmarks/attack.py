@@ -7,6 +7,10 @@ The script starts a `pronk serve` of its own, on the loopback address, and attac
 Two clients have keys. While one of them attacks, the other reads a stream, and a probe requests
 `/health`. The report has the answers to each attack, the delays of `/health`, the events of the
 other client's stream, and the growth of the server's memory.
+
+The delays are those of the server only on a machine without other load: a thread that holds the
+interpreter's lock and waits for a processor stops the whole server. Beside processes of the same
+real-time priority (``chrt --rr``), it waits for their turns, of 100 ms each.
 """
 
 from __future__ import annotations

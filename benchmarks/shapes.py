@@ -9,7 +9,9 @@
 ones in every run, and beside it a dense model of Qwen3's layout with as many products per token and
 as much attention. The files are good for speed and memory only: the text is noise, and figures of
 acceptance mean nothing. The tokenizer is that of another GGUF file (``--tokenizer``), which also
-decides the size of the vocabulary; ``--vocab`` adds unused tokens, up to that of the original.
+decides the size of the vocabulary; ``--vocab`` adds unused tokens, up to that of the original. LFM3
+has no architecture in GGUF files: its model is a folder with random weights in bfloat16, which is
+loaded with 4 bits, and has a tokenizer of bytes.
 
 ``measure`` writes missing files first. Each model has a process of its own, and waits while another
 one is measured. A round measures everything once:
@@ -17,7 +19,8 @@ one is measured. A round measures everything once:
     bandwidth   bytes per second of reading memory on all threads
     floor       bytes that a token reads, as stored in the file, and its states, over the bandwidth
     plain       seconds per token of plain decoding
-    rows        passes over 1 to 16 rows, of which all are accepted: the next pass replays them
+    rows        passes over 1 to 16 rows, of which all are accepted: the next pass replays them;
+                with experts also compared with a pass of one row that reads the experts of all rows
     prompt      products per second of a prompt, compared with the dense model's
     memory      peak of the process
 
@@ -48,10 +51,12 @@ from time import perf_counter, sleep
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 200  # tokens before the rows of a pass
@@ -63,7 +68,10 @@ PAUSE = 0.05  # seconds after which the threads of the process measured before s
 TOKENIZER = "smollm2"
 BLOCK = 256  # weights of a Q4_K block
 BLOCK_BYTES = 144
+SMALL_BLOCK = 32  # weights of a Q5_0 block
+SMALL_BLOCK_BYTES = 22
 HEAD_DIM = 128  # of the dense model
+BYTE_TOKENS = 300  # tokens of the tokenizer of bytes
 
 
 @dataclass(frozen=True)
@@ -71,21 +79,31 @@ class Tensor:
     """A tensor of a file.
 
     Attributes:
-        name: name in the GGUF file.
-        shape: rows and columns, or the size of a vector.
+        name: name in the file.
+        shape: rows and columns, several matrices of which, or the size of a vector.
         mean: mean of a tensor in float32.
-        spread: standard deviation of a tensor in float32; ``None``: random Q4_K blocks.
+        spread: standard deviation of a tensor in float32; ``None``: random Q4_K blocks, or Q5_0 if
+            the rows are no whole blocks of Q4_K, as in files of llama.cpp.
+        used: part of the weights that a token is multiplied with.
     """
 
     name: str
     shape: tuple[int, ...]
     mean: float = 0.0
     spread: float | None = None
+    used: float = 1.0
+
+    @property
+    def type(self) -> Type:
+        """Type of the blocks of a tensor without ``spread``."""
+        return Type.Q5_0 if self.shape[-1] % BLOCK else Type.Q4_K
 
 
-def matrix(name: str, rows: int, columns: int) -> Tensor:
-    assert columns % BLOCK == 0, f"{name}: expected a multiple of {BLOCK} columns, found {columns}"
-    return Tensor(f"{name}.weight", (rows, columns))
+def matrix(name: str, *shape: int, used: float = 1.0) -> Tensor:
+    columns = shape[-1]
+    expected = f"expected a multiple of {SMALL_BLOCK} columns"
+    assert columns % SMALL_BLOCK == 0, f"{name}: {expected}, found {columns}"
+    return Tensor(f"{name}.weight", shape, used=used)
 
 
 def gains(name: str, size: int) -> Tensor:
@@ -105,6 +123,8 @@ class Dense:
     tied: bool = True
 
     arch = "qwen3"
+    extension = ".gguf"
+    in_layer = "blk."  # beginning of the names of tensors in a layer
 
     def keys(self) -> dict[str, Any]:
         """Return the metadata of the file, without the prefix of the architecture."""
@@ -155,8 +175,9 @@ class Dense:
 
     def products(self) -> int:
         """Return the products per token with the matrices of all layers, the LM head excluded."""
-        every = [each for each in self.tensors(0) if each.name.startswith("blk.")]
-        return sum(each.shape[0] * each.shape[1] for each in every if len(each.shape) == 2)
+        in_layers = [each for each in self.tensors(0) if each.name.startswith(self.in_layer)]
+        matrices = [each for each in in_layers if len(each.shape) > 1]
+        return sum(round(each.used * np.prod(each.shape)) for each in matrices)
 
     def attention_sizes(self) -> tuple[float, float]:
         """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
@@ -455,13 +476,167 @@ class Gemma4(Dense):
         return queries / self.layers, keys / self.layers
 
 
-# The sizes of Granite 4 H 1B are from memory. Nemotron 3 Nano 4B has a hidden size of 3,136, whose
-# rows are no whole Q4_K blocks, and another order of its 21, 17 and 4 layers.
+@dataclass(frozen=True)
+class Latent(Dense):
+    """GLM-4.7-Flash: multi-head latent attention, and mixtures of experts but in the first layer.
+
+    ``kv_heads`` and ``head_dim`` are those of the cache, whose row is a latent and a key that RoPE
+    rotates. ``width`` is that of the first layer's MLP.
+    """
+
+    rank: int = 512
+    query_rank: int = 768
+    rope_dim: int = 64
+    plain_dim: int = 192
+    value_dim: int = 256
+    experts: int = 64
+    per_row: int = 4
+    expert_width: int = 1536
+
+    arch = "deepseek2"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return super().keys() | {
+            "attention.q_lora_rank": self.query_rank,
+            "attention.kv_lora_rank": self.rank,
+            "attention.value_length": self.rank,
+            "attention.key_length_mla": self.plain_dim + self.rope_dim,
+            "attention.value_length_mla": self.value_dim,
+            "rope.dimension_count": self.rope_dim,
+            "leading_dense_block_count": 1,
+            "expert_count": self.experts,
+            "expert_used_count": self.per_row,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": self.expert_width,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,  # sigmoid
+        }
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        yield gains(f"{blk}attn_norm", self.hidden)
+        yield gains(f"{blk}ffn_norm", self.hidden)
+        queries = self.heads * (self.plain_dim + self.rope_dim)
+        yield matrix(f"{blk}attn_q_a", self.query_rank, self.hidden)
+        yield gains(f"{blk}attn_q_a_norm", self.query_rank)
+        yield matrix(f"{blk}attn_q_b", queries, self.query_rank)
+        yield matrix(f"{blk}attn_kv_a_mqa", self.head_dim, self.hidden)
+        yield gains(f"{blk}attn_kv_a_norm", self.rank)
+        yield matrix(f"{blk}attn_k_b", self.heads, self.rank, self.plain_dim)
+        yield matrix(f"{blk}attn_v_b", self.heads, self.value_dim, self.rank)
+        yield matrix(f"{blk}attn_output", self.hidden, self.heads * self.value_dim)
+        if layer == 0:
+            yield from self.mlp(blk)
+        else:
+            yield from self.mixture(blk)
+
+    def mixture(self, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a mixture and its shared expert."""
+        width = self.expert_width
+        router = (self.experts, self.hidden)
+        yield Tensor(f"{blk}ffn_gate_inp.weight", router, 0.0, self.hidden**-0.5)
+        yield Tensor(f"{blk}exp_probs_b.bias", (self.experts,), 0.0, 0.0)
+        used = self.per_row / self.experts
+        for name in ("gate", "up"):
+            yield matrix(f"{blk}ffn_{name}_exps", self.experts, width, self.hidden, used=used)
+            yield matrix(f"{blk}ffn_{name}_shexp", width, self.hidden)
+        yield matrix(f"{blk}ffn_down_exps", self.experts, self.hidden, width, used=used)
+        yield matrix(f"{blk}ffn_down_shexp", self.hidden, width)
+
+
+@dataclass(frozen=True)
+class Lfm3(Dense):
+    """LFM3: short convolutions in half of the layers, attention with gates of heads in the others.
+
+    No architecture in GGUF files is known, so the model is a folder.
+    """
+
+    taps: int = 7
+
+    extension = ""
+    in_layer = "model.layers."
+
+    def keys(self) -> dict[str, Any]:
+        """Return the content of ``config.json``, without the size of the vocabulary."""
+        return {
+            "model_type": "lfm3",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.width,
+            "conv_L_cache": self.taps,
+            "tie_word_embeddings": self.tied,
+            "eos_token_id": 0,
+            "dtype": "bfloat16",
+        }
+
+    @staticmethod
+    def has_attention(layer: int) -> bool:
+        """Return whether a layer (from 0) has attention: 2, 4, 6 and so on."""
+        return layer % 2 == 0 and layer > 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with attention."""
+        return sum(map(self.has_attention, range(self.layers)))
+
+    def tensors(self, vocab: int) -> Iterator[Tensor]:
+        """Yield all tensors."""
+        yield self.weight("model.embed_tokens", vocab, self.hidden)
+        yield gains("model.embedding_norm", self.hidden)
+        for layer in range(self.layers):
+            yield from self.layer(layer, f"{self.in_layer}{layer}.")
+
+    def layer(self, layer: int, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a layer (from 0)."""
+        for name in ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"):
+            yield gains(f"{blk}{name}", self.hidden)
+        if self.has_attention(layer):
+            sizes = {"q": self.heads, "k": self.kv_heads, "v": self.kv_heads}
+            for name, heads in sizes.items():
+                rows = heads * self.head_dim
+                yield self.weight(f"{blk}self_attn.{name}_proj", rows, self.hidden)
+            for name in ("q_norm", "k_norm"):
+                yield gains(f"{blk}self_attn.{name}", self.head_dim)
+            yield self.weight(f"{blk}self_attn.gate_proj", self.heads, self.hidden)
+            yield self.weight(f"{blk}self_attn.o_proj", self.hidden, self.heads * self.head_dim)
+        else:
+            yield self.weight(f"{blk}conv.in_proj", 3 * self.hidden, self.hidden)
+            yield Tensor(f"{blk}conv.conv.weight", (self.hidden, 1, self.taps), 0.0, 0.5)
+            yield self.weight(f"{blk}conv.out_proj", self.hidden, self.hidden)
+        yield self.weight(f"{blk}feed_forward.w1", self.width, self.hidden)
+        yield self.weight(f"{blk}feed_forward.w3", self.width, self.hidden)
+        yield self.weight(f"{blk}feed_forward.w2", self.hidden, self.width)
+
+    @staticmethod
+    def weight(name: str, rows: int, columns: int) -> Tensor:
+        """Return a matrix whose products keep the scale of a row."""
+        return Tensor(f"{name}.weight", (rows, columns), 0.0, columns**-0.5)
+
+    def attention_sizes(self) -> tuple[float, float]:
+        """Return the outputs of all query heads and of all KV heads, a mean over the layers."""
+        share = self.attention_layers / self.layers
+        return share * self.heads * self.head_dim, share * self.kv_heads * self.head_dim
+
+    def state_bytes(self) -> int:
+        """Return the bytes of a text's states in bfloat16, which a token reads."""
+        return 2 * (self.layers - self.attention_layers) * (self.taps - 1) * self.hidden
+
+
+# GLM-4.7-Flash has 47 layers, whose file would have 17 GB. The sizes of Granite 4 H 1B are from
+# memory. Nemotron 3 Nano 4B has a hidden size of 3,136, whose rows are no whole Q4_K blocks, and
+# another order of its 21, 17 and 4 layers.
 SHAPES: dict[str, Dense] = {
     "gemma4-e2b": Gemma4(1536, 35, 8, 1, 256, 6144),
+    "glm-4.7-flash": Latent(2048, 16, 20, 1, 576, 10240, tied=False),
     "granite-4-h-1b": Granite(
         1536, 40, 12, 4, 128, 4096, key_heads=1, value_heads=48, value_dim=64
     ),
+    "lfm3-1.7b": Lfm3(2048, 24, 16, 4, 128, 7680),
     "nemotron-3-nano-4b": Nemotron(
         *(3072, 42, 40, 8, 128, 12544),
         tied=False,
@@ -520,6 +695,8 @@ def main() -> None:
             )
     options = parser.parse_args()
     files = write_both(options.shape, options.folder, options.tokenizer, options.vocab)
+    if getattr(options, "llama_bench", None) is not None and not SHAPES[options.shape].extension:
+        sys.exit(f"--llama-bench: expected a GGUF file, found {files[options.shape]}; leave it out")
     if options.command == "measure":
         measure(options, files)
     if options.command == "turn":
@@ -531,11 +708,32 @@ def write_both(name: str, folder: Path, tokenizer: str, vocab: int | None) -> di
     folder.mkdir(parents=True, exist_ok=True)
     suffix = "" if vocab is None else f"-{vocab}"
     shapes = {name: SHAPES[name], f"{name}-dense": dense_like(SHAPES[name])}
-    files = {each: folder / f"{each}{suffix}.gguf" for each in shapes}
+    files = {each: folder / f"{each}{suffix}{shape.extension}" for each, shape in shapes.items()}
     for each, path in files.items():
-        if not path.exists():
+        if path.exists():
+            continue
+        if shapes[each].extension:
             write(shapes[each], each, path, tokenizer_file(tokenizer), vocab)
+        else:
+            write_folder(shapes[each], path, vocab or BYTE_TOKENS)
     return files
+
+
+def write_folder(shape: Dense, path: Path, vocab: int) -> None:
+    """Write a checkpoint in safetensors; the path exists only once the checkpoint is complete."""
+    from pronk.testing import byte_tokenizer  # noqa: PLC0415 - ``write`` needs it once
+
+    partial = path.with_name(f"{path.name}.partial")
+    partial.mkdir(exist_ok=True)
+    tensors = {
+        tensor.name: make_data(tensor, number).astype(ml_dtypes.bfloat16)
+        for number, tensor in enumerate(shape.tensors(vocab))
+    }
+    save_file(tensors, partial / "model.safetensors")
+    byte_tokenizer(BYTE_TOKENS).save(str(partial / "tokenizer.json"))
+    document = json.dumps(shape.keys() | {"vocab_size": vocab})
+    (partial / "config.json").write_text(document, encoding="utf-8")
+    partial.rename(path)
 
 
 def tokenizer_file(name: str) -> Path:
@@ -564,9 +762,8 @@ def write(shape: Dense, name: str, path: Path, tokenizer: Path, vocab: int | Non
         if tensor.spread is not None:
             writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), nbytes)
             continue
-        rows, columns = tensor.shape
-        in_bytes = (rows, columns // BLOCK * BLOCK_BYTES)
-        writer.add_tensor_info(tensor.name, in_bytes, np.dtype(np.uint8), nbytes, Type.Q4_K)
+        in_bytes = (*tensor.shape[:-1], stored_bytes(tensor) // int(np.prod(tensor.shape[:-1])))
+        writer.add_tensor_info(tensor.name, in_bytes, np.dtype(np.uint8), nbytes, tensor.type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -624,21 +821,28 @@ def stored_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor in the file."""
     if tensor.spread is not None:
         return 4 * int(np.prod(tensor.shape))
-    rows, columns = tensor.shape
-    return rows * columns // BLOCK * BLOCK_BYTES
+    weights = int(np.prod(tensor.shape))
+    if tensor.type == Type.Q5_0:
+        return weights // SMALL_BLOCK * SMALL_BLOCK_BYTES
+    return weights // BLOCK * BLOCK_BYTES
 
 
 def make_data(tensor: Tensor, seed: int) -> NDArray[Any]:
-    """Return the values of a tensor: float32, or Q4_K blocks as uint8 ``[rows, bytes]``.
+    """Return the values of a tensor: float32, or blocks as uint8 ``[…, rows, bytes]``.
 
     The product of a matrix with a row keeps the scale of the row.
     """
     dice = np.random.default_rng(seed)
     if tensor.spread is not None:
-        values = tensor.mean + tensor.spread * dice.standard_normal(tensor.shape)
-        return values.astype(np.float32)
-    rows, columns = tensor.shape
-    blocks = dice.integers(0, 256, (rows, columns // BLOCK, BLOCK_BYTES), dtype=np.uint8)
+        return tensor.mean + tensor.spread * dice.standard_normal(tensor.shape, np.float32)
+    *matrices, columns = tensor.shape
+    if tensor.type == Type.Q5_0:
+        shape = (*matrices, columns // SMALL_BLOCK, SMALL_BLOCK_BYTES)
+        blocks = dice.integers(0, 256, shape, dtype=np.uint8)
+        # A weight is d · (q - 16) with codes q of 0 to 31, whose standard deviation is 9.2.
+        blocks[..., 0:2] = as_bytes(columns**-0.5 / 9.2)
+        return blocks.reshape(*matrices, -1)
+    blocks = dice.integers(0, 256, (*matrices, columns // BLOCK, BLOCK_BYTES), dtype=np.uint8)
     # A weight is d · 32 · q - dmin · 32 with codes q of 0 to 15, whose standard deviation is 4.6.
     # The bytes 4 to 16 hold eight scales and eight minima, here all 32.
     step = columns**-0.5 / 4.6
@@ -646,7 +850,7 @@ def make_data(tensor: Tensor, seed: int) -> NDArray[Any]:
     blocks[..., 2:4] = as_bytes(7.5 * step / 32)
     blocks[..., 4:12] = 0xA0
     blocks[..., 12:16] = 0
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(*matrices, -1)
 
 
 def as_bytes(value: float) -> NDArray[np.uint8]:
@@ -670,11 +874,14 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
         PeakMemory,
         describe_hardware,
     )
-    from pronk.models.decoder import forward_weights  # noqa: PLC0415
+    from pronk.models.decoder import fixed_costs, forward_weights  # noqa: PLC0415
     from pronk.models.forward_batch import BatchEntry, ForwardBatch  # noqa: PLC0415
     from pronk.sampling.tree import TokenTree  # noqa: PLC0415
 
-    llm = LLM(path, threads=threads, context=context, max_batch=1, prefix_cache=False)
+    weights = "int4" if Path(path).is_dir() else "plain"
+    llm = LLM(
+        path, threads=threads, context=context, max_batch=1, prefix_cache=False, weights=weights
+    )
     runner = llm.engine.runner
     size = forward_weights(runner.decoder)
     meter: BandwidthMeter | None = None
@@ -684,19 +891,20 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
     def draw(count: int) -> list[int]:
         return [dice.randrange(1, llm.config.vocab_size) for _ in range(count)]
 
-    def forward(rows: int, num_final: int = 1) -> float:
-        """Compute rows after those of ``table``, and accept them all; return the seconds.
+    def forward(rows: int, num_final: int = 1) -> tuple[float, float]:
+        """Compute rows after those of ``table``, and accept them all.
 
-        The first ``num_final`` rows are tokens of the text, the others draft tokens.
+        The first ``num_final`` rows are tokens of the text, the others draft tokens. Return the
+        seconds, and the number of experts that the pass reads, relative to a pass of one row.
         """
         llm.engine.cache.prepare(table, table.length + rows)
         tree = TokenTree.chain(draw(rows))
         entry = BatchEntry(table, tree, range(rows), num_final=table.length + num_final)
         began = perf_counter()
-        runner.forward(ForwardBatch([entry]))
+        result = runner.forward(ForwardBatch([entry]))
         seconds = perf_counter() - began
         llm.engine.cache.commit_slots(table, range(rows))
-        return seconds
+        return seconds, result.experts_read or 1.0
 
     def answer(kind: str, count: int) -> Any:
         nonlocal meter
@@ -707,9 +915,9 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
             return PeakMemory("cpu", 0 if meter is None else meter.nbytes).read()
         if kind == "passes":
             forward(CONTEXT, CONTEXT)
-            seconds = [forward(rows) for rows in ROWS]
+            passes = [forward(rows) for rows in ROWS]
             llm.engine.cache.release(table)
-            return seconds
+            return passes
         params = SamplingParams(max_tokens=1 if kind == "prompt" else TOKENS, ignore_eos=True)
         stats = llm.generate(draw(count), params, drafter="autoregressive").stats
         if kind == "prompt":
@@ -721,6 +929,7 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
         {
             "floor_bytes": size.floor_bytes,
             "packed_bytes": size.nbytes,
+            "experts": fixed_costs(runner.decoder).experts,
             "kernels": llm.kernels,
             **describe_hardware("cpu"),
         }
@@ -888,12 +1097,22 @@ def show(
     print(f"plain      {median(in_ms(plain), 2)} ms a token, {median(multiples, 2)} x floor")
     passes = took[f"{name} passes"]
     dense_passes = took[f"{dense} passes"]
-    first = [seconds[0] for seconds in passes]
-    dense_first = [seconds[0] for seconds in dense_passes]
+    first = [one_round[0][0] for one_round in passes]
+    dense_first = [one_round[0][0] for one_round in dense_passes]
     for number, rows in enumerate(ROWS):
-        each = [seconds[number] for seconds in passes]
-        of_dense = ratios([seconds[number] for seconds in dense_passes], dense_first)
+        each = [one_round[number][0] for one_round in passes]
+        of_dense = ratios([one_round[number][0] for one_round in dense_passes], dense_first)
         times = f"{median(in_ms(each), 2)} ms, {median(ratios(each, first), 2)} x one row"
+        if about["experts"]:
+            experts = [one_round[number][1] for one_round in passes]
+            # Bytes that the pass reads, relative to those of one row.
+            unions = [1.0 + about["experts"] * (count - 1.0) for count in experts]
+            of_union = [
+                seconds / (one_row * union)
+                for seconds, one_row, union in zip(each, first, unions, strict=True)
+            ]
+            count = f"{median(experts, 1)} times the experts of one row"
+            times += f", {median(of_union, 2)} x the bytes of {count}"
         print(f"{rows:2} rows    {times}; dense {median(of_dense, 2)} x")
     # The LM head multiplies the last row of a prompt only.
     speeds = {}

@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -65,14 +66,16 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.MonkeyPatch().setattr(library, "installed_library", path.resolve)
 
     @wraps(kernels._passed_marker)
-    def no_marker(_: Kernels) -> Path:
-        """Return a path that cannot exist, in place of the marker of a passed self-check.
+    def marker(_: Kernels) -> Path:
+        """Take the place of the path of the marker of a passed self-check.
 
-        No test may rely on the self-check of an earlier run, or leave a marker.
+        Without ``--library``, the path cannot exist: no test may rely on the self-check of an
+        earlier run, or leave a marker. A library of ``--library`` is its own marker: its self-check
+        is a test, and would take ten seconds in each process.
         """
-        return Path(os.devnull) / "marker"
+        return Path(os.devnull) / "marker" if path is None else path.resolve()
 
-    pytest.MonkeyPatch().setattr(kernels, "_passed_marker", no_marker)
+    pytest.MonkeyPatch().setattr(kernels, "_passed_marker", marker)
     if tiny_models.asked != "auto":
 
         @wraps(load_kernels.__wrapped__)
@@ -83,6 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
             pytest.MonkeyPatch().setattr(module, "load_kernels", load)
 
 
+# For each test, pytest adds handlers to all loggers that do not propagate, of which torch has 42.
+for logger in logging.root.manager.loggerDict.values():
+    if isinstance(logger, logging.Logger):
+        logger.propagate = True
 torch.set_num_threads(1)  # also for module-level set-up
 set_threads(1, 1)
 # A process that a shell starts in the background ignores SIGINT, which some tests raise.
@@ -104,6 +111,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
         return made[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def is_sanitized(pytestconfig: pytest.Config) -> bool:
+    """Return whether the kernels are those of ``--library``, such as a sanitized library.
+
+    It takes as long for a few rows as the installed library for hundreds.
+    """
+    return pytestconfig.getoption("--library") is not None
 
 
 @pytest.fixture(scope="session")

@@ -41,18 +41,18 @@ def covering_array(sizes: Sequence[int], strength: int) -> list[tuple[int, ...]]
     Returns:
         Cases; each has the number of a value, from 0, for each parameter.
     """
-    cases = [*product(*map(range, sizes))]
-    missing = {combination for case in cases for combination in _combinations(case, strength)}
+    cases = {case: _combinations(case, strength) for case in product(*map(range, sizes))}
+    missing = {combination for covered in cases.values() for combination in covered}
     used = Counter[tuple[int, int]]()
     chosen = list[tuple[int, ...]]()
 
     def gain(case: tuple[int, ...]) -> tuple[int, int]:
-        new = sum(combination in missing for combination in _combinations(case, strength))
+        new = len(missing.intersection(cases[case]))
         return new, -sum(used[place] for place in enumerate(case))
 
     while missing:
         best = max(cases, key=gain)
-        missing.difference_update(_combinations(best, strength))
+        missing.difference_update(cases[best])
         used.update(enumerate(best))
         chosen.append(best)
     return chosen

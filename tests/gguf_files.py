@@ -21,8 +21,24 @@ from pronk.checkpoint.tensors import Checkpoint
 from pronk.models.families import parse_config
 
 # blocks with a float16 scale that are converted before they are packed
-CONVERTED = ["IQ4_NL", "Q2_K", "Q3_K"]
-QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+CONVERTED = ["IQ4_NL"]
+# blocks of 256 weights, the kernels' super-blocks
+SUPER_BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
+# blocks that stay in memory as they are
+STORED = [
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "TQ1_0",
+    "TQ2_0",
+    "NVFP4",
+]
+# blocks that are packed without a conversion of numbers
+QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SUPER_BLOCKS]
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 # Names of families in GGUF files, where they differ from ``model_type``.
 GGUF_FAMILIES = {
@@ -57,6 +73,8 @@ SCALES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 # Largest integer, code times scale, that the factor of a block multiplies; 15 for others.
 UNITS = {
@@ -67,8 +85,19 @@ UNITS = {
     "Q4_K": 15 * 63,
     "Q5_K": 31 * 63,
     "Q6_K": 31 * 127,
+    "IQ4_XS": 127 * 32,
     "Q5_0": 16,
     "Q5_1": 31,
+    "IQ1_S": 9 / 8 * 15,
+    "IQ1_M": 9 / 8 * 15,
+    "IQ2_XXS": 43 / 8 * 31,
+    "IQ2_XS": 43 / 8 * 31,
+    "IQ2_S": 43 / 8 * 31,
+    "IQ3_XXS": 62 / 4 * 31,
+    "IQ3_S": 15 * 31,
+    "TQ1_0": 1,
+    "TQ2_0": 2,
+    "NVFP4": 6,
 }
 
 
@@ -85,8 +114,22 @@ def random_blocks(
         shift = scale / (15 if kind == "Q2_K" else 63) if kind.endswith("K") else -scale
         largest = 2 * scale / UNITS.get(kind, 15) if number == 0 else shift
         drawn = (largest * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
-        blocks[..., at : at + 2] = drawn[..., None].view(np.uint8)
+        if kind == "IQ1_M":
+            set_scattered_scale(blocks, drawn)
+        elif kind == "NVFP4":
+            spread = drawn[..., None] * rng.uniform(0.5, 1.0, (*drawn.shape, 4))
+            blocks[..., :4] = gguf.quants.NVFP4.fp32_to_ue4m3(spread)
+        else:
+            blocks[..., at : at + 2] = drawn[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def set_scattered_scale(blocks: NDArray[np.uint8], scale: NDArray[np.float16]) -> None:
+    """Set the scales of IQ1_M blocks: four bits of each are in the last four 16-bit words."""
+    bits = scale.view(np.uint16)
+    for i in range(4):
+        high = (bits >> (4 * i) & 15).astype(np.uint8) << 4
+        blocks[..., 49 + 2 * i] = blocks[..., 49 + 2 * i] & 15 | high
 
 
 def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
@@ -95,7 +138,9 @@ def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
         return weight.astype(np.float32 if kind == "F32" else np.float16)
     if kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"):
         return gguf.quants.quantize(weight, Type[kind])
-    return random_blocks(kind, *weight.shape, seed, scale=1.5 * float(weight.std()))
+    # Rounded, because the last bits of NumPy's standard deviation depend on the processor.
+    scale = round(1.5 * float(weight.std()), 3)
+    return random_blocks(kind, *weight.shape, seed, scale=scale)
 
 
 def decode(kind: str, stored: NDArray[Any]) -> NDArray[np.float32]:

@@ -20,6 +20,41 @@ class Fault(NamedTuple):
 
 _SAMPLING = (
     Fault(
+        "the noise takes NumPy's logarithm, whose bits depend on the processor",
+        "sampling/noise.py",
+        "        replace_by_log(noise)\n",
+        "        np.log(noise, out=noise)\n",
+        "test_exact_bits.py",
+    ),
+    Fault(
+        "the tables of rotations take the library's cosine",
+        "checkpoint/rope.py",
+        "enumerate(cos_sin(angles[part])):",
+        "enumerate((np.cos(angles[part]), np.sin(angles[part]))):",
+        "test_exact_bits.py",
+    ),
+    Fault(
+        "exponentials have another series than the kernels",
+        "base/exact_math.py",
+        "    4.13813679705723846039e-08,\n",
+        "    4.13813679705723e-08,\n",
+        "kernels/test_exact_math.py",
+    ),
+    Fault(
+        "a total has another number of partial sums than in the kernels",
+        "base/exact_math.py",
+        "LANES = 256\n",
+        "LANES = 128\n",
+        "kernels/test_exact_math.py",
+    ),
+    Fault(
+        "top-p takes probabilities that do not sum to 1",
+        "sampling/truncation.py",
+        "    total = exp_total(scores, largest)\n",
+        "    total = exp_total(scores, largest + 0.1)\n",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
         "one token too many is accepted",
         "sampling/verify.py",
         "child = tree.child(node, token)\n",
@@ -601,6 +636,69 @@ _FILES = (
         "kernels/test_blocks.py",
     ),
     Fault(
+        "the high bits of a scale of Q3_K are misread",
+        "kernels/csrc/pack.cpp",
+        "(s[8 + g % 4] >> (g / 4 * 2) & 3) << 4",
+        "(s[8 + g % 4] >> (g / 4 * 2) & 1) << 4",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the scales of IQ4_XS have no zero",
+        "kernels/csrc/pack.cpp",
+        "(uint8_t)(scale - 32)",
+        "(uint8_t)scale",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the zero of 3-bit codes is not subtracted from sums of 16 bits",
+        "kernels/csrc/quantized.inc",
+        "      if (ZERO_SHIFT) both = subtract_small<ZERO_SHIFT>(both, row_sums[m]);\n",
+        "",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the codes of IQ4_XS are taken for their values",
+        "kernels/csrc/pack.cpp",
+        "  if (w->type == PRONK_IQ4) code = IQ4_VALUES[code];\n",
+        "",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "the eighth sign of IQ2_XXS makes the number of signs odd",
+        "kernels/csrc/decode.inc",
+        "  return signs | (parity & 1) << 7;\n",
+        "  return signs | (~parity & 1) << 7;\n",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "decoded blocks take the sums of the first row of a tile",
+        "kernels/csrc/gemm.inc",
+        "sums + unit * num_sums * tile_M + j}",
+        "sums + unit * num_sums * tile_M}",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "stored blocks are packed without a look at their factors",
+        "kernels/csrc/pack.cpp",
+        "      finite &= have_finite_factors(type, w, to);\n",
+        "      finite &= have_finite_factors(type, w, p->data);\n",
+        "kernels/test_blocks.py::test_damaged_scales_are_refused",
+    ),
+    Fault(
+        "the high bits of indices of IQ3_S are misread",
+        "checkpoint/gguf/stored_blocks.py",
+        "    high = _fields(blocks[..., 66:74], 1)\n",
+        "    high = _fields(blocks[..., 66:74], 1)[..., ::-1]\n",
+        "checkpoint/gguf/test_blocks.py",
+    ),
+    Fault(
+        "a BPE without merges is loaded",
+        "text/gguf_tokenizer.py",
+        "        if merged:\n",
+        "        if merged > 1000:\n",
+        "text/test_gguf_tokenizer.py::test_refused",
+    ),
+    Fault(
         "the rows of keys stay in the order of the file",
         "models/tensor_plan.py",
         "        rows = (queries, keys, None)\n",
@@ -657,6 +755,34 @@ _FILES = (
         "text/test_gguf_tokenizer.py",
     ),
     Fault(
+        "a token that shares the leading bits of its hash is taken for another one",
+        "text/score_merges.py",
+        "        numbers[self._hashes[numbers] != hashes] = -1\n",
+        "",
+        "text/test_score_merges.py",
+    ),
+    Fault(
+        "the most recently used packed weights make room for new ones",
+        "kernels/weight_cache.py",
+        "key=lambda path: states[path].st_atime_ns)",
+        "key=lambda path: -states[path].st_atime_ns)",
+        "kernels/test_weight_cache.py",
+    ),
+    Fault(
+        "a slab of packed blocks lacks its last block of outputs",
+        "kernels/weights.py",
+        "        count = min(slab, struct.blocks - first)\n",
+        "        count = min(slab, struct.blocks - first) - (first > 0)\n",
+        "kernels/test_blocks.py",
+    ),
+    Fault(
+        "merges of equal score are not sorted by the length of the first token",
+        "text/score_merges.py",
+        "    keys |= (longest - lengths[first]) << _LENGTH_BITS\n",
+        "",
+        "text/test_score_merges.py",
+    ),
+    Fault(
         "packed weights of an older file of the same name are used",
         "kernels/weight_cache.py",
         'header["source"] != self._source:',
@@ -680,8 +806,8 @@ _FILES = (
     Fault(
         "scores of latent attention lack the size of the rotated part",
         "models/families/deepseek.py",
-        "    scale = latent.query_dim**-0.5\n",
-        "    scale = latent.plain_dim**-0.5\n",
+        "    scale = 1.0 / math.sqrt(latent.query_dim)\n",
+        "    scale = 1.0 / math.sqrt(latent.plain_dim)\n",
         "models/families/test_deepseek.py",
     ),
     Fault(
@@ -939,7 +1065,7 @@ _SHORTENED = (
         "models/program.py",
         "        scale = config.residual_scale\n",
         "        scale = 1.01 * config.residual_scale\n",
-        "models/test_logits.py::test_120_greedy_tokens_equal_transformers",
+        "models/test_logits.py::test_200_greedy_tokens_equal_transformers",
     ),
     Fault(
         "a grammar of one call allows several",
@@ -1008,6 +1134,60 @@ _SHORTENED = (
     ),
 )
 
+_BITS = (
+    Fault(
+        "without the instruction, a fused multiply-add rounds its product",
+        "kernels/csrc/simd.h",
+        "c.x[i] = fused_multiply_add(a.x[i], b.x[i], c.x[i])",
+        "c.x[i] += a.x[i] * b.x[i]",
+        "kernels/test_bits.py::test_multiply_adds_are_rounded_once",
+    ),
+    Fault(
+        "a fused multiply-add in software rounds twice to nearest",
+        "kernels/csrc/scalar.h",
+        "  bits = (bits - (is_inexact & is_above)) | is_inexact;\n",
+        "  (void)is_inexact, (void)is_above;\n",
+        "kernels/test_bits.py::test_multiply_adds_are_rounded_once",
+    ),
+    Fault(
+        "on one instruction set, a product and a difference are contracted",
+        "kernels/csrc/ops.inc",
+        "    head[i] = x - y;\n",
+        "#if defined(PRONK_SIMD_AVX512)\n    head[i] = __builtin_fmaf(a, cosine[i], -y), (void)x;\n"
+        "#else\n    head[i] = x - y;\n#endif\n",
+        "kernels/test_bits.py::test_logits_of_every_family",
+    ),
+    Fault(
+        "one instruction set has another exponential",
+        "kernels/csrc/simd.h",
+        "  p = vfma(p, r, vset(5.0000001201e-1f));\n",
+        "#if defined(PRONK_SIMD_AVX2)\n  p = vadd(vmul(p, r), vset(5.0000001201e-1f));\n"
+        "#else\n  p = vfma(p, r, vset(5.0000001201e-1f));\n#endif\n",
+        "kernels/test_bits.py::test_activations",
+    ),
+    Fault(
+        "one instruction set sums 8 lanes, then the other 8",
+        "kernels/csrc/simd.h",
+        "  __m256 eight = _mm256_add_ps(x.a, x.b);\n",
+        "  __m256 eight = _mm256_hadd_ps(x.a, x.b);\n",
+        "kernels/test_bits.py::test_logits_of_every_family",
+    ),
+    Fault(
+        "threads compute in the mode that another library has set",
+        "kernels/csrc/ieee_mode.h",
+        "_mm_setcsr(0x1f80);",
+        "_mm_setcsr(saved);",
+        "kernels/test_bits.py::test_the_mode_of_the_thread_does_not_matter",
+    ),
+    Fault(
+        "quantized models have the bits of one instruction set",
+        "models/choice.py",
+        'return "fast" if dtype == BFLOAT16 and not quantized else',
+        'return "fast" if dtype == BFLOAT16 else',
+        "kernels/test_bits.py::test_bits_of_a_model",
+    ),
+)
+
 FAULTS = (
     *_SAMPLING,
     *_CACHE,
@@ -1016,6 +1196,7 @@ FAULTS = (
     *_DRAFTERS,
     *_FILES,
     *_GEMMA4,
+    *_BITS,
     *_TEXTS,
     *_SERVER,
     *_COMMANDS,

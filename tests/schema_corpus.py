@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 from itertools import islice, permutations, product
 from math import inf, isfinite
 from typing import Any
@@ -319,12 +320,10 @@ def texts(schema: Any, dice: random.Random, *, longest: int = 160) -> Iterator[s
         text = bytearray()
         while len(text) < longest:
             mask = int.from_bytes(follower.compute_bitmask(), "little")
-            may = [token for token in range(256) if mask >> token & 1]
+            may, closing, ascii_only = _allowed_bytes(mask)
             if mask >> end & 1 and (not may or dice.random() < 0.5):
                 yield text.decode()
                 break
-            closing = [token for token in may if token in _CLOSING]
-            ascii_only = [token for token in may if 32 <= token < 127] or may
             hurry = dice.random() < 0.15 + len(text) / longest
             token = dice.choice(
                 closing if closing and hurry else ascii_only if dice.random() < 0.9 else may
@@ -334,6 +333,19 @@ def texts(schema: Any, dice: random.Random, *, longest: int = 160) -> Iterator[s
             assert not follower.is_error(), (follower.get_error(), text)
         else:
             yield ""
+
+
+@cache
+def _allowed_bytes(mask: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the bytes that a mask of tokens allows: all, those that end a value, and printable
+    ASCII, or all where none is printable.
+
+    Few masks occur, most of them thousands of times.
+    """
+    may = [token for token in range(256) if mask >> token & 1]
+    closing = [token for token in may if token in _CLOSING]
+    ascii_only = [token for token in may if 32 <= token < 127] or may
+    return may, closing, ascii_only
 
 
 def matcher(schema: Any) -> LLMatcher:
@@ -437,14 +449,21 @@ def is_valid(value: Any, schema: Any) -> bool:
     """Return whether a value fits a schema, by the ``jsonschema`` package and by the types of
     Python's library.
     """
-    kind = jsonschema.Draft202012Validator
+    exact, checker = _validator()
+    return bool(exact(schema, format_checker=checker).is_valid(value))
+
+
+@cache
+def _validator() -> tuple[Any, jsonschema.FormatChecker]:
+    """Return the class of the validators, which takes a millisecond to make, and its formats."""
     exact = jsonschema.validators.extend(
-        kind, {"multipleOf": _multiple, "pattern": _pattern, "maxLength": _longest}
+        jsonschema.Draft202012Validator,
+        {"multipleOf": _multiple, "pattern": _pattern, "maxLength": _longest},
     )
     checker = jsonschema.FormatChecker([])
     for name, check in FORMAT_CHECKS.items():
         checker.checks(name)(check)
-    return bool(exact(schema, format_checker=checker).is_valid(value))
+    return exact, checker
 
 
 def _longest(_: Any, most: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:

@@ -9,6 +9,7 @@ read of an unwritten slot shows in the logits.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models
 
+from gguf_files import STORED, encode
 from guides import ToyFollower, with_forced
 from oracle import DenseLayer, DenseModel, to_array, torch_dtype
 from pronk.base.arrays import FLOAT32, INT8, Array, DType
@@ -32,6 +34,7 @@ from pronk.checkpoint.config import (
     ModelConfig,
     RecurrentConfig,
 )
+from pronk.checkpoint.gguf.blocks import BlockMatrix, BlockRows
 from pronk.checkpoint.rope import RopeConfig
 from pronk.drafting import Proposer
 from pronk.drafting.autoregressive import Autoregressive
@@ -350,7 +353,8 @@ def tiny_decoder(
 
     Args:
         packed: for the kernels; otherwise for torch, which a guest computes with.
-        weights: as in :func:`~pronk.models.linear.choose_linear`.
+        weights: as in :func:`~pronk.models.linear.choose_linear`, or ``stored`` for
+            :func:`stored_linear`.
     """
     return decoder_of(
         tiny_module(dtype, seed=seed, **shape), make_backend(dtype, packed=packed), weights
@@ -365,7 +369,7 @@ def make_backend(dtype: DType = FLOAT32, *, packed: bool = True) -> Backend:
 def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> Decoder:
     """Return the decoder with the weights of a module."""
     config = module.config
-    linear = choose_linear(backend, weights)
+    linear = stored_linear(backend) if weights == "stored" else choose_linear(backend, weights)
     decoder = Decoder(config, backend)
 
     def norm(of: torch.nn.Module) -> Norm | None:
@@ -389,6 +393,25 @@ def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> 
     if decoder.layer_inputs is not None:
         add_layer_inputs(decoder, linear)
     return decoder
+
+
+def stored_linear(backend: Backend) -> LinearFactory:
+    """Return a function that builds layers of random GGUF blocks, of one stored kind after another.
+
+    The blocks are of the magnitude of the given weights, whose inputs are a multiple of 64.
+    """
+    kinds = cycle(STORED)
+
+    def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
+        assert isinstance(weight, np.ndarray)
+        if layout.head:
+            return Linear(backend, weight, bias, layout, None)
+        inputs = weight.shape[1]
+        kind = next(kinds) if inputs % 256 == 0 else "NVFP4"
+        stored = encode(kind, weight.astype(np.float32), seed=inputs)
+        return Linear(backend, BlockMatrix(kind, inputs, (BlockRows(stored),)), bias, layout, None)
+
+    return build
 
 
 def set_weights(layer: Layer, index: int, own: DenseLayer, linear: LinearFactory) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast, overload
 from pronk.base.arrays import INT8, Array
 from pronk.base.keywords import known_keywords
 from pronk.base.options import takes
-from pronk.cache.budget import KVBudget
+from pronk.cache.budget import KVBudget, parse_memory
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.hub.recommendations import add_known_sampling
 from pronk.drafting import Drafter, Proposer, make_drafter
@@ -29,8 +29,13 @@ from pronk.engine.workers import is_launched, start_workers
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.adapters import Adapters
-from pronk.models.choice import choose_backend
-from pronk.models.loader import load_decoder, parse_dtype, read_config
+from pronk.models.choice import choose_backend, choose_bits
+from pronk.models.loader import (
+    has_quantized_weights,
+    load_decoder,
+    parse_dtype,
+    read_config,
+)
 from pronk.models.prompt_cache import open_prompt_cache
 from pronk.models.resolve import resolve_model
 from pronk.sampling.defaults import recommended_params
@@ -63,6 +68,7 @@ class LLM:
             acceptance rule ``coupled``.
         device: device that computes the model.
         kernels: instruction set of pronk's kernels in use, or ``"torch"``.
+        bits: ``"portable"`` if logits have the same bits on every processor, otherwise ``"fast"``.
         target: the model as the target of drafters; ``Suffix().bind(llm.target)`` creates a new
             :class:`Proposer`.
     """
@@ -89,9 +95,15 @@ class LLM:
         self.calibration = AcceptanceFile.open(options.calibration, self.path)
         self.dtype = parse_dtype(options.dtype, self.config)
         self.workers = workers
-        backend = choose_backend(options.kernels, options.device, self.config, self.dtype)
+        bits = choose_bits(
+            options.bits,
+            self.dtype,
+            quantized=options.weights != "plain" or has_quantized_weights(config, opened),
+        )
+        backend = choose_backend(options.kernels, options.device, self.config, self.dtype, bits)
         self.device = backend.device
         self.kernels = backend.name
+        self.bits = backend.bits
         share_prefixes = options.prefix_cache or options.prompt_cache is not None
         self.request_factory = RequestFactory(
             self.config, self.tokenizer, backend.kernels, share_prefixes=share_prefixes
@@ -101,7 +113,10 @@ class LLM:
         is_split = options.parallel == "tensor" and workers > 1
         source = self.path if opened is None else opened
         cacheable = None if opened is None or not backend.exact or is_split else opened.identity
-        weight_file = WeightCache.open(options.weight_cache, cacheable)
+        cache_size = options.weight_cache_size
+        if cache_size is not None:
+            cache_size = parse_memory(cache_size, "weight_cache_size")
+        weight_file = WeightCache.open(options.weight_cache, cacheable, cache_size)
         self._prompt_cache = open_prompt_cache(
             options, source, self.config, backend, split=is_split, weights=options.weights
         )

@@ -43,7 +43,15 @@ def run(shapes: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["granite-4-h-1b", "nemotron-3-nano-4b", "qwen3.5-0.8b", "qwen3.5-4b"]
+    "name",
+    [
+        "glm-4.7-flash",
+        "granite-4-h-1b",
+        "lfm3-1.7b",
+        "nemotron-3-nano-4b",
+        "qwen3.5-0.8b",
+        "qwen3.5-4b",
+    ],
 )
 def test_the_dense_model_has_as_many_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -51,8 +59,9 @@ def test_the_dense_model_has_as_many_products(name: str, monkeypatch: pytest.Mon
     shape = shapes.SHAPES[name]
     dense = shapes.dense_like(shape)
     assert abs(dense.products() / shape.products() - 1.0) < 0.03
-    # A tenth of the layers of Mamba models have attention; the dense model has at least two heads.
-    assert dense.attention_sizes() == shape.attention_sizes() or name.startswith(("gran", "nemo"))
+    # The dense model has whole heads of 128 outputs, and at least two.
+    differ = ("glm", "granite", "lfm3", "nemotron")
+    assert dense.attention_sizes() == shape.attention_sizes() or name.startswith(differ)
 
 
 def test_a_file_of_gemma4(
@@ -69,6 +78,73 @@ def test_a_file_of_gemma4(
     assert config.intermediate_sizes == (256, 256, 512, 512)
     logits = text_logits(load(tmp_path / "small.gguf", kernels=kernels()), [3, 4, 5])
     assert np.isfinite(logits).all()
+
+
+@pytest.fixture
+def latent(shapes: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    sizes = {"rank": 64, "query_rank": 96, "rope_dim": 16, "plain_dim": 32, "value_dim": 32}
+    heads = {"kv_heads": 1, "head_dim": 80, "layers": 2}
+    small = shapes.Latent(
+        **SIZES | heads, width=256, **sizes, experts=8, per_row=2, expert_width=64, tied=False
+    )
+    monkeypatch.setattr(shapes, "SHAPES", {"small": small})
+    return small
+
+
+def test_a_file_of_latent_attention_and_experts(
+    shapes: Any, latent: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(shapes, monkeypatch, "write", "small", str(tmp_path), "--tokenizer", str(tokenizer))
+    decoder = load(tmp_path / "small.gguf", kernels=kernels())
+    config = decoder.config
+    assert config.latent is not None
+    assert config.latent.query_dim == 48
+    assert config.mixture is not None
+    assert config.mixture.layers == (False, True)
+    assert config.mixture.scale == pytest.approx(1.8)
+    # Rows that are no whole blocks of Q4_K have Q5_0.
+    layer = decoder.layers[1]
+    assert {layer.q_b.packed.format, layer.k_b.packed.format} == {"int5 in groups of 32"}
+    assert layer.kv_a.packed.format == "Q4_K"
+    assert np.isfinite(text_logits(decoder, [3, 4, 5])).all()
+    # Of a layer with experts, a token uses the shared expert and two others.
+    experts = 3 * 256 * 64 * 3
+    attention = 96 * 256 + 4 * 48 * 96 + 80 * 256 + 4 * 64 * 32 + 4 * 32 * 64 + 256 * 128
+    assert latent.products() == 2 * attention + 3 * 256 * 256 + experts + 8 * 256
+
+
+def test_passes_are_compared_with_the_experts_that_they_read(
+    shapes: Any, latent: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four rows read three times the experts of one row, which are half of its bytes."""
+    assert latent.state_bytes() == 0
+    options = shapes.argparse.Namespace(shape="small", threads=1, rounds=2, prompt=10)
+    about = {"floor_bytes": 10, "experts": 0.5, "kernels": "", "processor": ""}
+    rows = [(1.0, 1.0), (1.5, 2.0), (2.1, 3.0), (2.0, 3.0), (2.0, 3.0)]
+    took: dict[str, Any] = {"bandwidth": [10.0], "small plain": [1.0], "small prompt": [1.0]}
+    took |= {"small passes": [rows], "small-dense passes": [rows], "small-dense prompt": [1.0]}
+    shapes.show(options, about, took, {"small": None, "small-dense": None})
+    lines = capsys.readouterr().out.splitlines()
+    (four,) = (line for line in lines if line.startswith(" 4 rows"))
+    assert "2.10 [2.10, 2.10] x one row, 1.05 [1.05, 1.05] x the bytes of 3.0 [3.0, 3.0]" in four
+
+
+def test_a_folder_of_lfm3(
+    shapes: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = shapes.Lfm3(**SIZES, width=256)
+    monkeypatch.setattr(shapes, "SHAPES", {"small": small})
+    words = ("small", str(tmp_path), "--tokenizer", str(tokenizer), "--vocab", "320")
+    run(shapes, monkeypatch, "write", *words)
+    decoder = load(tmp_path / "small-320", kernels=kernels())
+    config = decoder.config
+    assert config.convolution is not None
+    assert (config.convolution.taps, config.vocab_size) == (7, 320)
+    assert config.windows == (None, None, None, None)
+    assert config.convolution.layers == (True, True, False, True)
+    assert np.isfinite(text_logits(decoder, [3, 4, 5])).all()
+    with pytest.raises(SystemExit, match="--llama-bench: expected a GGUF file"):
+        run(shapes, monkeypatch, "measure", *words, "--llama-bench", "llama-bench")
 
 
 def test_files_do_not_depend_on_the_run(

@@ -171,6 +171,7 @@ def test_options_reach_the_library(
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
         --context 128 --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
+        --weight-cache-size 2GiB
         --adapter sql=folder=1 --prompt-cache prompts --prompt-cache-size 1GiB
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
@@ -200,6 +201,7 @@ def test_options_reach_the_library(
     expected |= {
         "weights": "int8",
         "weight_cache": "packed",
+        "weight_cache_size": "2GiB",
         "adapters": {"sql": "folder=1"},
         "prompt_cache": "prompts",
         "prompt_cache_size": "1GiB",

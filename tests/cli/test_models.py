@@ -1,11 +1,14 @@
-"""Tables of ``pronk list`` on terminals of several widths, and in a pipe."""
+"""Tables of ``pronk list`` on terminals of several widths, and in a pipe; ``pronk rm``."""
 
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from command_line import Command
-from pronk.checkpoint.hub.names import known_models
+from pronk.checkpoint.hub.names import HubModel, known_models
+from pronk.kernels.weight_cache import WeightCache, default_folder
 
 
 def rows(command: Command, monkeypatch: pytest.MonkeyPatch, columns: int | None) -> list[list[str]]:
@@ -29,3 +32,24 @@ def test_rows_of_known_models_are_single_lines(
         assert [line[-1] for line in lines] == [
             known.model.repo for known in known_models().values()
         ]
+
+
+def test_removing_a_model_removes_its_packed_weights(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setattr(Path, "home", lambda: home)
+    model = tmp_path / "m-Q4_0.gguf"
+    model.touch()
+    packed = WeightCache(default_folder(), [(str(model), 1, 2, 3)])
+    packed.add("a", np.zeros(2_000_000, np.uint8))
+    packed.save()
+
+    def remove(_: HubModel) -> int:
+        model.unlink()
+        return 3_000_000
+
+    monkeypatch.setattr("pronk.checkpoint.hub.cache.remove_cached", remove)
+    code, _, err = command("rm", "o/m:Q4_0")
+    assert (code, err) == (0, "removed o/m:Q4_0, 5 MB\n")
+    assert not packed.path.exists()

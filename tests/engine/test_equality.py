@@ -272,6 +272,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
+    "stored blocks": {
+        "weights": "stored",
+        "hidden": 256,
+        "heads": 16,
+        "windows": (None, 50, None, None),
+    },
     "int8 cache": {"kv_dtype": INT8},
     "int8 cache, windows": {"kv_dtype": INT8, "windows": (50, None), "heads": 4},
     "int8 cache, int4": {"kv_dtype": INT8, "weights": "int4"},

@@ -1,7 +1,7 @@
 """The kernels of Arm under emulation: matrix products with the bits of this processor's kernels.
 
 The test needs a cross compiler and an emulator (Debian: ``apt install g++-aarch64-linux-gnu
-qemu-user``).
+qemu-user``, or ``zig`` as the compiler).
 """
 
 import shutil
@@ -13,29 +13,42 @@ import numpy as np
 import pytest
 
 from checkpoint.formats.codes import CODED, some_codes
-from gguf_files import QUANTIZED
+from gguf_files import QUANTIZED, STORED
 from kernels.test_blocks import INPUTS, blocks
 from kernels.test_products import same, some_rows
-from pronk.base.arrays import as_bytes, split_rows
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, as_bytes, split_rows
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BlockMatrix
-from pronk.kernels.build import SOURCES, BuildTarget
+from pronk.checkpoint.gguf.codebooks import codebook
+from pronk.kernels.build import SOURCES, BuildTarget, flags_for
 from pronk.kernels.library import candidates
 from pronk.models.kernel_backend import KernelBackend
+from pronk.models.kernel_program import _ACTIVATIONS
 from pronk.models.linear import Linear, WeightLayout
 
-COMPILER = shutil.which("aarch64-linux-gnu-g++")
-EMULATOR = shutil.which("qemu-aarch64")
+EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 # Emulated processors, and the tiles that they get: without dot products, with them, and with 8-bit
 # matrix products.
 PROCESSORS = {"cortex-a57": "portable", "cortex-a76": "dot", "max": "i8mm"}
 BATCHES = [(1, 1), (2, 1), (3, 1), (5, 2), (64, 2)]  # (rows, threads)
 OUTPUTS = 37
+ACTIVATIONS = [_ACTIVATIONS[name] for name in (None, "silu", "gelu", "gelu_tanh", "relu2")]
 
+
+def find_cross_compiler() -> list[str]:
+    """Return the command of a C++ compiler for 64-bit Arm, or an empty list."""
+    gcc = shutil.which("aarch64-linux-gnu-g++")
+    if gcc:
+        return [gcc]
+    zig = shutil.which("zig")
+    return [zig, "c++", "-target", "aarch64-linux-musl"] if zig else []
+
+
+COMPILER = find_cross_compiler()
 pytestmark = pytest.mark.skipif(
-    COMPILER is None or EMULATOR is None,
-    reason="Arm's kernels are NOT tested here: expected aarch64-linux-gnu-g++ and qemu-aarch64, found "
-    "no such commands",
+    not COMPILER or EMULATOR is None,
+    reason="Arm's kernels are NOT tested here: expected aarch64-linux-gnu-g++ or zig, and "
+    "qemu-aarch64, found no such commands",
 )
 
 
@@ -43,10 +56,8 @@ pytestmark = pytest.mark.skipif(
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the kernels and ``products.cpp`` to one static program."""
     folder = tmp_path_factory.mktemp("arm")
-    sources = {
-        SOURCES / f"{name}.cpp": flags
-        for name, flags in BuildTarget("aarch64", "linux").source_flags.items()
-    }
+    source_flags = flags_for(COMPILER, BuildTarget("aarch64", "linux").source_flags)
+    sources = {SOURCES / f"{name}.cpp": flags for name, flags in source_flags.items()}
     sources[Path(__file__).with_name("products.cpp")] = []
     common = [
         "-std=c++17",
@@ -60,7 +71,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def compile_source(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
         command = [
-            str(COMPILER),
+            *COMPILER,
             *common,
             *(flag for flag in sources[source] if flag != "-O3"),
             f"-I{SOURCES}",
@@ -71,35 +82,51 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ThreadPoolExecutor(2) as pool:
         objects = [str(out) for out in pool.map(compile_source, sources)]
     subprocess.run(
-        [str(COMPILER), "-static", "-pthread", *objects, "-o", str(folder / "products")], check=True
+        [*COMPILER, "-static", "-pthread", *objects, "-o", str(folder / "products")], check=True
     )
     return folder / "products"
 
 
+def activated(linear: Linear, x: Array, activation: int) -> Array:
+    """Return the layer's activated outputs; ``activation``: ``pronk_activation``."""
+    program = linear.backend.program(linear.in_features, FLOAT32)
+    name = next(name for name, number in _ACTIVATIONS.items() if number == activation)
+    program.linear(linear, activation=name, to="logits")
+    y = np.empty((len(x), linear.out_features), np.float32)
+    program.run(None, x, y)
+    return y
+
+
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Path) -> None:
-    kernels = candidates()[0]
-    weights: list[QuantizedMatrix | BlockMatrix] = [
-        blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in QUANTIZED
+    kernels = candidates(bits="portable")[0]
+    weights: list[QuantizedMatrix | BlockMatrix | Array] = [
+        blocks(each, OUTPUTS, INPUTS.get(each, 352)) for each in [*QUANTIZED, *STORED]
     ]
     for bits, minima, order in CODED:
         if not order:
             weights += [
                 some_codes((OUTPUTS, 192), bits, minima, order, group) for group in (8, 16, 32, 64)
             ]
+    weights += [some_rows(OUTPUTS, 1100, dtype, 1) for dtype in (FLOAT32, BFLOAT16, FLOAT16)]
     linears = [Linear(KernelBackend(kernels), each, None, WeightLayout(), None) for each in weights]
     cases = bytearray()
     expected = []
-    for linear in linears:
+    for number, (linear, weight) in enumerate(zip(linears, weights, strict=True)):
+        entries = codebook(weight.type) if isinstance(weight, BlockMatrix) else None
+        entry_bytes = b"" if entries is None else entries.tobytes()
         for rows, threads in BATCHES:
+            activation = ACTIVATIONS[(number + rows) % len(ACTIVATIONS)]
             x = some_rows(rows, linear.in_features, seed=rows)
             data = as_bytes(linear.packed.data)
             cases += (
                 bytes(linear.packed.struct)
-                + np.array([data.nbytes, rows, threads], np.int64).tobytes()
+                + np.array(
+                    [data.nbytes, len(entry_bytes), rows, threads, activation], np.int64
+                ).tobytes()
             )
-            cases += data.tobytes() + x.tobytes()
-            expected.append(linear.logits(x))
+            cases += data.tobytes() + entry_bytes + x.tobytes()
+            expected.append(activated(linear, x, activation))
     (tmp_path / "cases").write_bytes(cases)
     command = [
         str(EMULATOR),

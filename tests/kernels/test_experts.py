@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from covering import covering_array
-from gguf_files import QUANTIZED, random_blocks
+from gguf_files import QUANTIZED, SUPER_BLOCKS, random_blocks
 from oracle import route
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
@@ -30,6 +30,7 @@ FORMATS = ["float32", "bfloat16", "float16", "int8", "int4", *QUANTIZED]
 EACH = pytest.mark.parametrize("form", FORMATS)
 MIXTURE = MixtureConfig(experts=7, per_row=3, width=72, normalized=True, layers=(True,))
 ROWS = 40
+FEW_ROWS = 17  # a tile and a row, for sanitized libraries
 
 
 @dataclass
@@ -119,8 +120,8 @@ def make(
     NaN.
     """
     mixture = replace(MIXTURE, **changes)
-    hidden = 256 if form.endswith("_K") else 96
-    width = 256 if form.endswith("_K") else 160 if form in QUANTIZED else mixture.width
+    hidden = 256 if form in SUPER_BLOCKS else 96
+    width = 256 if form in SUPER_BLOCKS else 160 if form in QUANTIZED else mixture.width
     config = replace(tiny_config(hidden=hidden), norm_eps=1e-5, clamped_gate=clamped is not None)
     if not gated:
         config = replace(config, gated=False, activation="relu2")
@@ -156,12 +157,12 @@ def same(one: Array, other: Array) -> bool:
 
 @EVERY
 @EACH
-def test_outputs_are_those_of_numpy(form: str, kernels: Kernels) -> None:
+def test_outputs_are_those_of_numpy(form: str, kernels: Kernels, *, is_sanitized: bool) -> None:
     """Quantized weights take input rows of 8 bits; GGUF blocks are random, so their outputs have
     any size.
     """
     made = make(kernels, form)
-    x = some_rows(ROWS, made.layer.config.hidden_size)
+    x = some_rows(FEW_ROWS if is_sanitized else ROWS, made.layer.config.hidden_size)
     expected = made.expected(x)
     (found, _) = made.run(x)
     change = np.abs(expected - x).max()
@@ -173,19 +174,16 @@ def test_outputs_are_those_of_numpy(form: str, kernels: Kernels) -> None:
 
 @EVERY
 @EACH
-def test_a_row_depends_on_itself_alone(
-    form: str, kernels: Kernels, pytestconfig: pytest.Config
-) -> None:
+def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels, *, is_sanitized: bool) -> None:
     made = make(kernels, form)
     before = num_threads()
-    sanitized = pytestconfig.getoption("--library") is not None  # such a library is slow
-    count = 17 if sanitized else ROWS
+    count = FEW_ROWS if is_sanitized else ROWS
     x = some_rows(count, made.layer.config.hidden_size)
     alone = np.concatenate([made.run(x[row : row + 1])[0] for row in range(count)])
     try:
-        for threads in (3,) if sanitized else (1, 3):
+        for threads in (3,) if is_sanitized else (1, 3):
             set_threads(threads, threads)
-            for size in (5, count) if sanitized else (2, 5, 16, count):
+            for size in (5, count) if is_sanitized else (2, 5, 16, count):
                 parts = [made.run(x[start : start + size])[0] for start in range(0, count, size)]
                 assert same(np.concatenate(parts), alone), (threads, size)
             order = np.random.default_rng(size).permutation(count)

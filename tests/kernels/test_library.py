@@ -124,12 +124,12 @@ def test_supported_head_sizes() -> None:
 
 @EVERY
 def test_every_instruction_set_passes_its_self_check(
-    kernels: Kernels, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, *, is_sanitized: bool
 ) -> None:
     counts = (1, 3)
-    if pytestconfig.getoption("--library"):  # a sanitizer build takes a minute for hundreds of rows
+    if is_sanitized:
         monkeypatch.setattr(loading, "_BATCH_SIZES", FEW_ROWS)
-        counts = (3,)
+        counts = (2,)  # three would wait for each other beside another process
     for threads in counts:
         set_threads(threads, 1)
         assert self_check(kernels) is None
@@ -197,12 +197,12 @@ def test_the_self_check_finds_defects(defect: str) -> None:
         ("convolution", "taps", 2),
         ("convolution", "filter_bias", None),
         ("experts", "normalized", 0),
+        ("latent", "scale", 1),
     ],
 )
-def test_the_self_check_finds_wrong_convolutions_and_experts(
-    kind: str, field: str, value: int | None
-) -> None:
-    number = {"convolution": 7, "experts": 6}[kind]  # PRONK_CONVOLVE and PRONK_ROUTE
+def test_the_self_check_finds_wrong_operations(kind: str, field: str, value: int | None) -> None:
+    # PRONK_CONVOLVE, PRONK_ROUTE and PRONK_LATENT
+    number = {"convolution": 7, "experts": 6, "latent": 13}[kind]
 
     class Wrong(Kernels):
         def run(self, ops: Any, count: int, call: CForward) -> None:
@@ -296,14 +296,14 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
 
 @pytest.mark.skipif(build.find_compiler() is None, reason="expected a C++ compiler")
 def test_a_build_for_one_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sanitized: bool
 ) -> None:
     """It lacks the instruction sets that the processor lacks, and has the best set of the whole
     library.
 
     Here the processor has AVX2 alone, so that all sets that can be left out are left out.
     """
-    if pytestconfig.getoption("--library"):
+    if is_sanitized:
         pytest.skip("a library of --library may emulate instruction sets that the processor lacks")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda *_, **__: "flags : fma f16c avx2")

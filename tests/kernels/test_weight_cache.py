@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from gguf_files import convert
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import Array, as_bytes
 from pronk.base.errors import OptionError
-from pronk.kernels.weight_cache import WeightCache
+from pronk.kernels.weight_cache import WeightCache, remove_orphans
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
@@ -172,6 +173,64 @@ def test_new_matrices_join_those_of_the_file(tmp_path: Path) -> None:
         matrix = found.find(f"m{number}", 5000)
         assert matrix is not None
         assert np.unique(matrix).tolist() == [number]
+
+
+def write_packed(folder: Path, name: str, size: int = 1 << 49) -> Path:
+    """Write 20,000 packed bytes of a model file ``name`` beside the folder; return their file."""
+    source = folder.parent / name
+    source.touch()
+    cache = WeightCache(folder, identity(source), size)
+    cache.add("a", np.zeros(20_000, np.uint8))
+    cache.save()
+    return cache.path
+
+
+def test_the_least_recently_used_files_make_room(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    files = [write_packed(folder, name) for name in "abc"]
+    for number, file in enumerate(files):
+        os.utime(file, ns=(number, number))
+    # the first file is used again
+    assert WeightCache(folder, identity(tmp_path / "a")).find("a", 20_000) is not None
+    last = write_packed(folder, "d", size=75_000)
+    assert sorted(folder.iterdir()) == sorted([files[0], files[2], last])
+
+
+def test_weights_larger_than_the_folder_are_not_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    other = write_packed(folder, "a")
+    with pytest.warns(UserWarning, match="not kept: expected at most 20000 bytes, found 20480"):
+        write_packed(folder, "b", size=20_000)
+    assert list(folder.iterdir()) == [other]
+
+
+def test_files_of_removed_models_are_orphans(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    kept = write_packed(folder, "a")
+    orphan = write_packed(folder, "b")
+    size = orphan.stat().st_size
+    (tmp_path / "b").unlink()
+    damaged = folder / "0.packed"
+    damaged.write_bytes(b"\xff" * 100)
+    (folder / "another file").touch()
+    assert remove_orphans(folder) == size + 100
+    assert sorted(folder.iterdir()) == sorted([kept, folder / "another file"])
+    assert remove_orphans(tmp_path / "missing") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"weight_cache_size": "1GiB"}, "weight_cache_size: expected weight_cache with it"),
+        (
+            {"weight_cache_size": "much", "weight_cache": True},
+            "weight_cache_size: expected a positive number of bytes",
+        ),
+    ],
+)
+def test_invalid_sizes(model: Path, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        LLM(model, **options)
 
 
 def test_models_without_blocks_are_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

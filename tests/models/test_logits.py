@@ -453,17 +453,17 @@ GREEDY = [*DENSE, *MIXTURES, "lfm2"]
 
 
 @pytest.mark.parametrize("family", GREEDY)
-def test_120_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheckpoint) -> None:
+def test_200_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheckpoint) -> None:
     """Also with draft tokens: the prompt repeats itself, so prompt lookup proposes some."""
     # With a tied head a random Gemma, whose embeddings are scaled, repeats its last token.
     folder = checkpoint(family, max_position_embeddings=512, tie_word_embeddings=False)
     prompt = tokens(12) * 2
     llm = LLM(folder, threads=1, dtype="float32")
-    params = SamplingParams(max_tokens=120, ignore_eos=True)
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
     outputs = list[list[int]]()
     for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)", "recycling"):
         output = list(llm.generate([prompt], params, drafter=drafter)[0].token_ids)
-        assert len(output) == 120
+        assert len(output) == 200
         outputs.append(output)
     assert outputs[1:] == [outputs[0]] * 2
     assert len(set(outputs[0])) > 5

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tiny_models
 from checkpoint.gguf.test_models import MIXED, SHAPE
@@ -107,7 +108,6 @@ OTHERS: list[dict[str, Any]] = [
     {"weights": "int8"},
     {"weights": "int4"},
     {"kv_dtype": "int8"},
-    {"kernels": "portable"},
 ]
 
 
@@ -115,8 +115,6 @@ OTHERS: list[dict[str, Any]] = [
 def test_blocks_of_other_options_are_not_used(
     other: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    if tiny_models.kernels().name == other.get("kernels"):
-        pytest.skip("the same kernels")
     model = checkpoint("llama")
     answer(model, tmp_path)
     assert answer(model, tmp_path, **other).stats.disk_tokens == 0
@@ -124,6 +122,18 @@ def test_blocks_of_other_options_are_not_used(
         answer(model, tmp_path, prefill_chunk=16, max_batch=3, drafter="suffix").stats.disk_tokens
         == 128
     )
+
+
+def test_blocks_belong_to_the_bits_and_not_to_the_instruction_set(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    model = checkpoint("llama", save_dtype=torch.bfloat16)
+    answer(model, tmp_path, bits="portable")
+    on_portable = answer(model, tmp_path, bits="portable", kernels="portable")
+    assert on_portable.stats.disk_tokens == 128
+    fast = answer(model, tmp_path, bits="fast")
+    if tiny_models.kernels().bits == "fast":
+        assert fast.stats.disk_tokens == 0
 
 
 def test_blocks_belong_to_the_contents_of_the_model(

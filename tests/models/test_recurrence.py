@@ -316,14 +316,14 @@ def test_bfloat16(backend: Backend) -> None:
 
 @EVERY
 @EVERY_SHAPE
-def test_chunks(backend: Backend, shape: str) -> None:
+def test_chunks(backend: Backend, shape: str, *, is_sanitized: bool) -> None:
     """Logits and states have the same bits for chunks of every size."""
     model = Model(backend, SHAPES[shape])
     tokens = random_tokens(37, 3)
     executor = LayerExecutor(model.decoder, model.cache())
     whole = Text(executor)
     expected = whole.read(tokens)
-    for chunk in (1, 2, 3, 5, 16, 17, 36):
+    for chunk in (1, 5, 17) if is_sanitized else (1, 2, 3, 5, 16, 17, 36):
         other = Text(executor)
         assert np.array_equal(other.read(tokens, chunk), expected)
         assert other.state() == whole.state()

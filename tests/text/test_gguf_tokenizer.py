@@ -233,11 +233,13 @@ def test_words_that_no_merges_make(pre: str, is_whole: bool, tmp_path: Path) -> 
     """Llama 3 has such tokens. ``tokenizer.json`` says ``ignore_merges``; GGUF files do not."""
 
     def fill(writer: gguf.GGUFWriter) -> None:
-        no_merges(writer, *"word", "word")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([*"word", "word", "wo"])
+        writer.add_token_merges(["w o"])
         writer.add_string("tokenizer.ggml.pre", pre)
 
     ids = Tokenizer.load(write(tmp_path / "a.gguf", fill)).encode("word")
-    assert ids == ([4] if is_whole else [0, 1, 2, 3])
+    assert ids == ([4] if is_whole else [5, 2, 3])
 
 
 def test_a_word_of_gemma4_that_no_merges_make(tmp_path: Path) -> None:
@@ -637,6 +639,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a long "
     "token": (lambda w: no_merges(w, "a" * 1025), {}, ("tokens of at most 1024 characters, found one of "
         "1025")),
+    "no merges": (lambda w: no_merges(w, "a", "b", "ab"), {}, ("tokenizer.ggml.merges: expected merges, of which 1 "
+        "tokens are made, found none")),
+    "no merges of Gemma": (lambda w: no_merges(w, "a", "ab", model="gemma4"), {}, "expected merges, of which 1"),
     "other merges": (crossed, {}, "expected merges that match the tokens, found a mismatch"),
     "few kinds": (unlike, {}, ("tokenizer.ggml.token_type: expected one for each of 2 tokens, "
         "found 1")),

@@ -5,9 +5,12 @@ NumPy has no bfloat16 and no 8-bit floats; :mod:`ml_dtypes` adds them.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from math import ceil, prod
 from threading import Lock
 from typing import Any, TypeAlias
@@ -96,6 +99,17 @@ class MemoryPool:
         return taken.view(dtype).reshape(tuple(shape))
 
 
+def trim_heap() -> None:
+    """Return free memory of the C library's heap to the operating system.
+
+    glibc keeps what a library such as ``tokenizers`` has freed. Other C libraries and operating
+    systems are left alone.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def as_bytes(array: Array) -> Array:
     """Return the bytes of an array as a vector of uint8; a view if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -116,5 +130,5 @@ def split_rows(rows: Array, sizes: Sequence[int]) -> list[Array]:
     """Split an array along its first dimension into views with ``sizes`` rows each."""
     if len(sizes) == 1:
         return [rows]
-    stops = np.cumsum(sizes).tolist()
+    stops = accumulate(sizes)
     return [rows[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]

@@ -24,10 +24,14 @@ import numpy as np
 from pronk.base.arrays import FLOAT32, Array
 from pronk.base.checks import check_number
 from pronk.base.errors import ConfigError, refuse
+from pronk.base.exact_math import cos_sin, log, power
 
 _MAX_NUMBER = 1e15  # larger numbers mean a damaged file; their powers would overflow float32
 # Number of positions in a new RopeTable. A longer text extends the table to the next power of 2.
 _INITIAL_POSITIONS = 1024
+# Number of positions whose entries are computed at a time, so that temporary arrays stay in the
+# processor's cache.
+_SLICE = 256
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 # Divisor of a frequency that makes all angles 0 in float32, as in GGUF files.
 _NO_ROTATION = float(np.float32(1e30))
@@ -98,7 +102,7 @@ class RopeConfig:
         are the values i and i + ``head_dim / 2``. If a checkpoint has the values 2i and 2i + 1 as a
         pair, and rows of whole heads are permuted, these are the pairs that the checkpoint rotates.
         """
-        theta = self.theta ** (head_dim / self.dim)
+        theta = float(power(self.theta, head_dim / self.dim))
         return RopeConfig(head_dim, theta).limited_to(self.dim // 2)
 
     def limited_to(self, pairs: int, divisor: float = 1.0) -> RopeConfig:
@@ -234,7 +238,7 @@ def _parse_longrope(scaling: Mapping[str, Any], config: RopeConfig, context: int
     factor = config.factor if scaling.get("factor") else context / config.original
     default_scale = 1.0
     if factor > 1 and config.original > 1:
-        default_scale = math.sqrt(1 + math.log(factor) / math.log(config.original))
+        default_scale = math.sqrt(1 + float(log(factor)) / float(log(config.original)))
     scale = scaling.get("attention_factor") or default_scale
     scale = check_number("config.json: attention_factor (longrope)", scale, 0, error=ConfigError)
     long = divisors("long_factor")
@@ -249,7 +253,7 @@ def yarn_scale(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) 
     """
 
     def scale_for(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * weight * float(log(factor)) + 1.0
 
     if mscale and mscale_all_dim:
         return scale_for(mscale) / scale_for(mscale_all_dim)
@@ -295,17 +299,21 @@ class RopeTable:
             by_span = {span: _dynamic_frequencies(self.config, span) for span in set(spans)}
             frequencies = np.stack([by_span[span] for span in spans])
         angles = (np.asarray(positions, np.float32)[:, None] * frequencies).astype(np.float64)
-        entries = np.stack((np.cos(angles), np.sin(angles)), axis=1) * self.config.attention_scale
-        return entries.astype(np.float32)
+        entries = np.empty((len(angles), 2, angles.shape[1]), np.float32)
+        for start in range(0, len(angles), _SLICE):
+            part = slice(start, start + _SLICE)
+            for number, values in enumerate(cos_sin(angles[part])):
+                entries[part, number] = values * self.config.attention_scale
+        return entries
 
 
 def _inverse_powers(base: float, dim: int) -> Array:
     """Return ``base ** (-2 i / dim)`` for ``i`` in ``0 .. dim / 2 - 1``, float32 ``[dim / 2]``.
 
-    The powers are computed in float64.
+    The powers are computed in float64 (:func:`pronk.base.exact_math.power`).
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(FLOAT32)
+    return np.float32(1.0) / power(base, exponents).astype(FLOAT32)
 
 
 def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
@@ -316,7 +324,8 @@ def _dynamic_frequencies(config: RopeConfig, span: int) -> Array:
     """
     length = np.float32(max(span, config.original))
     growth = length * config.factor / config.original - (config.factor - 1)
-    base = np.float32(float(growth) ** (config.dim / (config.dim - 2))) * config.theta
+    exponent = config.dim / (config.dim - 2)
+    base = np.float32(power(float(growth), exponent)) * config.theta
     return _inverse_powers(float(base), config.dim)
 
 
@@ -368,8 +377,8 @@ def _yarn_frequencies(config: RopeConfig, plain: Array) -> Array:
 
         The turns are counted within ``original`` positions.
         """
-        log_wavelength = math.log(config.original / (turns * 2 * math.pi))
-        return config.dim * log_wavelength / (2 * math.log(config.theta))
+        log_wavelength = float(log(config.original / (turns * 2 * math.pi)))
+        return config.dim * log_wavelength / (2 * float(log(config.theta)))
 
     low = index_with(config.beta_fast)
     high = index_with(config.beta_slow)

@@ -80,6 +80,7 @@ _FORMS = {
         note="For example --adapter sql=./sql-lora.",
     ),
     "weight_cache": _Form(kind=str, parse=parse_switch, default="off", metavar="on|off|FOLDER"),
+    "weight_cache_size": _Form(kind=str, metavar="SIZE"),
     "kv_memory": _Form(kind=str),
     "prompt_cache": _Form(kind=str, metavar="FOLDER"),
     "prompt_cache_size": _Form(kind=str, metavar="SIZE"),

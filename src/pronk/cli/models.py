@@ -175,7 +175,7 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
 
 
 def remove(name: Annotated[str, _NAME]) -> None:
-    """Remove a model from this machine.
+    """Remove a model from this machine, and its packed weights (--weight-cache on).
 
     [bold]Examples[/]
 
@@ -183,8 +183,11 @@ def remove(name: Annotated[str, _NAME]) -> None:
     """
     from pronk.checkpoint.hub.cache import remove_cached
     from pronk.cli.console import TerminalOutput
+    from pronk.kernels.weight_cache import default_folder, remove_orphans
 
     freed = remove_cached(_parse(name, None))
+    with suppress(RuntimeError):  # there is no home folder
+        freed += remove_orphans(default_folder())
     TerminalOutput().say(f"removed {name}, {size_texts(freed)[0]}")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from math import exp
+from math import fsum
 from typing import Any
 
 from pronk.engine.request import FinishReason, Request, Token
 from pronk.engine.stats import Stats
+from pronk.kernels.exact_math import exp
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ class Choice:
     def probabilities(self) -> tuple[float, ...]:
         """For each option, ``exp(logprob)`` divided by the sum of these over all options."""
         highest = max(self.logprobs)
-        weights = [exp(logprob - highest) for logprob in self.logprobs]
-        return tuple(weight / sum(weights) for weight in weights)
+        weights = exp([logprob - highest for logprob in self.logprobs]).tolist()
+        divisor = fsum(weights)
+        return tuple(weight / divisor for weight in weights)
 
     @property
     def best(self) -> str:

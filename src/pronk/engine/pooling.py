@@ -8,6 +8,7 @@ depend on the chunks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ import numpy as np
 from pronk.base.arrays import Array, is_finite
 from pronk.base.checks import check_choice, check_flag, check_integer
 from pronk.base.errors import PronkError
+from pronk.kernels.exact_math import total
 
 Pooling = Literal["mean", "last"]
 
@@ -104,5 +106,5 @@ class HiddenPooler:
         vector = (self._sum / (self.num_tokens if self.needs_all_rows else 1))[
             : self.options.dimensions
         ]
-        norm = float(np.sqrt(np.sum(np.square(vector)))) if self.options.normalize else 1.0
+        norm = math.sqrt(total(vector * vector)) if self.options.normalize else 1.0
         return vector / (norm or 1.0)  # a zero vector stays zero

@@ -34,9 +34,10 @@ _FLAGS = [
 ]
 # -fno-strict-aliasing: the function pack_row_tile reads floats as 4-byte integers.
 _FLAGS += ["-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra"]
-# GCC 12 warns about undefined vectors in its own headers (GCC bug 105593); other compilers lack the
-# option.
-_GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+# GCC 12 warns about undefined vectors in its own headers (GCC bug 105593), and that calls with
+# vectors differ between versions of GCC, although all such functions are inlined; other compilers
+# lack the options.
+_GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-psabi"]
 
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
 _X86 = {
@@ -46,12 +47,16 @@ _X86 = {
     "isa_vnni": [*_AVX512, "-mavx512vnni"],
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "isa_amx_int8": [*_AVX512, "-mamx-tile", "-mamx-int8"],
 }
 _ARM = {"isa_dot": ["-march=armv8.2-a+dotprod"], "isa_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
 # For a flag in ``/proc/cpuinfo`` that a processor may lack: source files that a build for this
 # processor alone leaves out, and the macro that removes them from ``dispatch.cpp``.
 _OPTIONAL = {
-    "avx512f": ("PRONK_WITHOUT_AVX512", ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx")),
+    "avx512f": (
+        "PRONK_WITHOUT_AVX512",
+        ("isa_avx512", "isa_vnni", "isa_avx512_bf16", "isa_amx", "isa_amx_int8"),
+    ),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
 }
 # At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
@@ -137,6 +142,14 @@ def find_compiler() -> list[str] | None:
     return None
 
 
+def flags_for(compiler: Sequence[str], source_flags: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the flags of each source file in the words of a compiler, given those of GCC."""
+    if not any(Path(part).name.startswith("zig") for part in compiler):
+        return source_flags
+    renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
+    return {name: [flag.replace(*renamed) for flag in own] for name, own in source_flags.items()}
+
+
 def build(
     out: Path,
     compiler: Sequence[str] | None = None,
@@ -172,10 +185,7 @@ def build(
     ).stdout
     is_gcc = "Free Software Foundation" in version
     flags = [*_FLAGS, *(_GCC_FLAGS if is_gcc else []), *shared, *macros]
-    # zig does not know -march=armv8.2-a, which GCC needs.
-    if any(Path(part).name.startswith("zig") for part in compiler):
-        renamed = ("-march=armv8.2-a", "-mcpu=generic+v8_2a")
-        sources = {name: [flag.replace(*renamed) for flag in own] for name, own in sources.items()}
+    sources = flags_for(compiler, sources)
     libraries = [] if target.system == "win32" else ["-lm"]
     if is_gcc and target.system == "linux":
         libraries.append("-static-libgcc")

@@ -15,7 +15,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_ui
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +27,33 @@ from pronk.kernels.build import library_name
 from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
-VERSION = 18  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 20  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
+# Instruction sets with products of bfloat16, whose rounding differs from that of float32 products.
+_BF16_PRODUCTS = ("avx512_bf16", "amx")
+
+# How matrix products with bfloat16 weights round. "portable": as float32 products, with the same
+# bits on every instruction set. "fast": as the bfloat16 products of the instruction set.
+RoundingBits = Literal["portable", "fast"]
 
 # Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
-# this number of bits and a scale per group; and of codes with this number of bits in super-blocks
-# (GGUF K-quants).
+# this number of bits and a scale per group; of super-blocks of this GGUF type,
+# and of those that other GGUF types are decoded to.
 TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
-SUPER_BLOCK_TYPES: dict[int, int] = {4: 7, 5: 8, 6: 9}
+SUPER_BLOCK_TYPES: dict[str, int] = {
+    "Q2_K": 11,
+    "Q3_K": 12,
+    "Q4_K": 7,
+    "Q5_K": 8,
+    "Q6_K": 9,
+    "IQ4_XS": 13,
+    "decoded": 10,
+}
 
 _MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
@@ -56,16 +70,24 @@ class Kernels:
         library: the library, with the functions of ``csrc/pronk.h``.
         path: file of the library.
         isa: index of the instruction set in ``INSTRUCTION_SETS``.
+        fast: whether products with bfloat16 weights are those of the instruction set, if it has
+            such products.
     """
 
     library: Any = field(repr=False)
     path: Path
     isa: int
+    fast: bool = False
 
     @property
     def name(self) -> str:
         """Name of the instruction set."""
         return INSTRUCTION_SETS[self.isa]
+
+    @property
+    def bits(self) -> RoundingBits:
+        """Bits of the results; ``"portable"`` also if the instruction set has nothing faster."""
+        return "fast" if self.fast and self.name in _BF16_PRODUCTS else "portable"
 
     @staticmethod
     def supports_head_dim(head_dim: int) -> bool:
@@ -182,7 +204,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
     "pack_blocks": (
         c_int32,
-        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, c_void_p, c_int32),
+        (POINTER(CWeights), POINTER(CBlocks), c_int64, c_int32, *[c_int64] * 2, c_void_p, c_int32),
     ),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
@@ -203,6 +225,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 4, c_int32)),
+    "exp": (None, (c_void_p, c_int64, c_int32)),
+    "log": (None, (c_void_p, c_int64, c_int32)),
+    "total": (c_double, (c_void_p, c_int64, c_int32)),
+    "exp_total": (c_double, (c_void_p, c_int64, c_float, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "multiply": (c_double, (c_int64, c_int32, c_int32)),
     "workspace": (c_int64, ()),
@@ -288,7 +314,9 @@ def installed_library() -> Path:
     return Path(__file__).parent / library_name()
 
 
-def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
+def candidates(
+    choice: str = "auto", path: Path | None = None, bits: RoundingBits = "fast"
+) -> list[Kernels]:
     """Return the kernels of each instruction set that is allowed, the best first.
 
     They are not tested by a computation; :func:`pronk.models.kernels.load_kernels` does that.
@@ -296,6 +324,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     Args:
         choice: ``"auto"`` for all instruction sets of this processor, or the name of one.
         path: file of the library; by default the installed one.
+        bits: bits of products with bfloat16 weights.
 
     Raises:
         KernelsError: the library cannot be loaded.
@@ -305,7 +334,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     location = path or installed_library()
     library = open_library(location)
     best = int(library.pronk_detect())
-    usable = [Kernels(library, location, isa) for isa in range(best, -1, -1)]
+    usable = [Kernels(library, location, isa, bits == "fast") for isa in range(best, -1, -1)]
     found = [kernels for kernels in usable if choice in ("auto", kernels.name)]
     if not found:
         available = ", ".join(kernels.name for kernels in reversed(usable))
@@ -315,12 +344,14 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
 
 
 def arithmetic_digest(kernels: Kernels) -> str:
-    """Return a digest of everything that determines the bits of a result besides the inputs.
+    """Return a digest of the code that computes, and of the processor.
 
-    It covers the kernels' library, the instruction set, the version of NumPy and the processor.
+    It covers the kernels' library, the instruction set, the bits, the version of NumPy and the
+    processor.
     """
     digest = hashlib.sha256(kernels.path.read_bytes())
-    digest.update(f"{kernels.name}\n{np.__version__}\n{_processor()}".encode())
+    names = f"{kernels.name} {kernels.bits}"
+    digest.update(f"{names}\n{np.__version__}\n{_processor()}".encode())
     return digest.hexdigest()
 
 

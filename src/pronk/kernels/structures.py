@@ -25,9 +25,9 @@ class CWeights(Structure):
     """C structure ``pronk_weights``: a packed matrix of weights."""
 
     _fields_ = structure_fields(
-        ("type gated group minima scale_type", c_int32),
+        ("type gated group minima scale_type stored", c_int32),
         ("N K K_pad unit blocks", c_int64),
-        ("data bias order", c_void_p),
+        ("data bias order codebook", c_void_p),
     )
 
 
@@ -92,7 +92,7 @@ class CForward(Structure):
 
     _fields_ = structure_fields(
         ("rows segments num_others num_wanted", c_int64),
-        ("type hidden isa threads", c_int32),
+        ("type hidden isa threads fast", c_int32),
         ("tokens", c_void_p),
         ("segment others", POINTER(CSegment)),
         ("stream", c_void_p),

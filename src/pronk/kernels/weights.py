@@ -21,7 +21,8 @@ from pronk.base.arrays import (
     split_rows,
 )
 from pronk.checkpoint.formats.matrix import QuantizedMatrix, ScaleFormat
-from pronk.checkpoint.gguf.blocks import BlockMatrix
+from pronk.checkpoint.gguf.blocks import STORED_BLOCKS, TENSOR_TYPES, BlockMatrix
+from pronk.checkpoint.gguf.codebooks import codebook
 from pronk.kernels.library import CODED_TYPES, SUPER_BLOCK_TYPES, TYPES, Kernels
 from pronk.kernels.structures import CBlocks, CWeights
 from pronk.kernels.threads import num_threads
@@ -35,8 +36,12 @@ _MEMORY = MemoryPool()
 # Number of quantized weights in a slab, the part of a matrix that is packed at a time: 4 MiB of
 # unpacked codes.
 _SLAB = 1 << 22
+# Bytes of packed GGUF blocks after which the pages of the file that were read are freed. Packing
+# 16 MiB takes several ms, and freeing the pages about 0.1 ms.
+_SLAB_BYTES = 1 << 24
 
 _SUPER_BLOCK = 256  # number of inputs of a super-block, as in GGUF files
+_STORED_GROUP = 16  # number of inputs per scale in decoded blocks (``WIDE_GROUP`` of csrc/common.h)
 
 
 class CodedRows(Protocol):
@@ -62,13 +67,26 @@ _BLOCK_LAYOUTS = {
     "Q5_0": (6, CODED_TYPES[5], 32, _NO_MINIMA),
     "Q5_1": (7, CODED_TYPES[5], 32, _MINIMA),
     "Q8_0": (8, CODED_TYPES[8], 32, _NO_MINIMA),
-    "Q4_K": (12, SUPER_BLOCK_TYPES[4], 32, _MINIMA),
-    "Q5_K": (13, SUPER_BLOCK_TYPES[5], 32, _MINIMA),
-    "Q6_K": (14, SUPER_BLOCK_TYPES[6], 16, _NO_MINIMA),
+    "Q2_K": (10, SUPER_BLOCK_TYPES["Q2_K"], 16, _MINIMA),
+    "Q3_K": (11, SUPER_BLOCK_TYPES["Q3_K"], 16, _NO_MINIMA),
+    "Q4_K": (12, SUPER_BLOCK_TYPES["Q4_K"], 32, _MINIMA),
+    "Q5_K": (13, SUPER_BLOCK_TYPES["Q5_K"], 32, _MINIMA),
+    "Q6_K": (14, SUPER_BLOCK_TYPES["Q6_K"], 16, _NO_MINIMA),
+    "IQ4_XS": (23, SUPER_BLOCK_TYPES["IQ4_XS"], 32, _NO_MINIMA),
+}
+
+# Numbers in llama.cpp of the types whose blocks stay as they are in the file.
+_STORED_NUMBERS = {
+    type_.name: number for number, type_ in TENSOR_TYPES.items() if type_.name in STORED_BLOCKS
 }
 
 _BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
-_BITS_OF_TYPE |= {number: bits for bits, number in SUPER_BLOCK_TYPES.items()}
+_SUPER_BLOCK_BITS = {"Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "IQ4_XS": 4}
+_BITS_OF_TYPE |= {SUPER_BLOCK_TYPES[name]: bits for name, bits in _SUPER_BLOCK_BITS.items()}
+# Number of the arrays ``[16, 2]`` of bytes in a super-block of 16 outputs that hold scales and
+# minima.
+_SUPER_BLOCK_SCALES = {"Q2_K": 8, "Q3_K": 6, "Q4_K": 8, "Q5_K": 8, "Q6_K": 8, "IQ4_XS": 4}
+_SCALES_OF_TYPE = {SUPER_BLOCK_TYPES[name]: count for name, count in _SUPER_BLOCK_SCALES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +122,8 @@ class PackedMatrix:
     @property
     def format(self) -> str:
         """Format of the weights in words, such as ``int4 in groups of 32``."""
+        if self.struct.stored:
+            return f"GGUF blocks of type {TENSOR_TYPES[self.struct.stored].name}"
         bits = _BITS_OF_TYPE.get(self.struct.type)
         if bits is None:
             return str(self.data.dtype)
@@ -176,16 +196,16 @@ def _lane_sections(struct: CWeights) -> list[tuple[int, int]]:
     """
     if struct.type == TYPES[BFLOAT16]:
         return [(struct.K_pad // 2, 4)]  # pairs of inputs
+    if struct.stored:
+        return [(TENSOR_TYPES[struct.stored].size, 1)]  # the bytes of a block of the file
     bits = _BITS_OF_TYPE.get(struct.type)
     if bits is None:
         return [(struct.K, 2 if struct.type == TYPES[FLOAT16] else 4)]
+    if struct.type in _SCALES_OF_TYPE:
+        # factors of scales and of minima; scales and minima; codes, in words of 32 bits
+        return [(2, 2), (_SCALES_OF_TYPE[struct.type], 2), (_SUPER_BLOCK * bits // 32, 4)]
     # the low 4 bits of eight inputs, or four codes of 8 bits; then all high bits of a group
-    words = struct.group // (4 if bits == 8 else 8) + (bits in (5, 6))
-    if struct.type in SUPER_BLOCK_TYPES.values():
-        groups = _SUPER_BLOCK // struct.group
-        # factors of scales and of minima; scales, and with 4 and 5 bits minima, of pairs of groups
-        scales = groups if bits == 6 else 2 * groups
-        return [(2, 2), (scales // 2, 2), (groups * words, 4)]
+    words = struct.group // (4 if bits == 8 else 8) + (bits == 5)
     number = 4 if struct.scale_type == TYPES[FLOAT32] else 2
     # minima have the type of the scales, and zero points are bytes
     size_of_minimum = {_NO_MINIMA: 0, _MINIMA: number, _ZEROS: 1}[struct.minima]
@@ -291,14 +311,21 @@ def _pack_blocks(
         part.data = rows.stored.ctypes.data
         part.rows = len(rows.stored)
         part.heads = rows.heads
-    call = (ctypes.byref(struct), parts, len(parts), block_format, struct.data, num_threads())
-    status = kernels.library.pronk_pack_blocks(*call)
-    if status == -1:
-        msg = "expected finite scales, found NaN or infinity"
-        raise ValueError(msg)
-    if status:
-        msg = "expected as many rows as the matrix has, found another number"
-        raise AssertionError(msg)
+    source = (ctypes.byref(struct), parts, len(parts), block_format)
+    slab = max(1, _SLAB_BYTES * struct.blocks // max(1, size))
+    for first in range(0, struct.blocks, slab):
+        if first:
+            weight.release()
+        count = min(slab, struct.blocks - first)
+        status = kernels.library.pronk_pack_blocks(
+            *source, first, count, struct.data, num_threads()
+        )
+        if status == -1:
+            msg = "expected finite scales, found NaN or infinity"
+            raise ValueError(msg)
+        if status:
+            msg = "expected as many rows as the matrix has, found another number"
+            raise AssertionError(msg)
     if cache is not None:
         cache.add(name, data)
     return data
@@ -313,10 +340,27 @@ def describe_blocks(table: BlockMatrix) -> tuple[int, CWeights]:
 
 def _set_block_format(struct: CWeights, type_: str) -> int:
     """Set the format of packed GGUF blocks in ``struct``; return the type's number in llama.cpp."""
+    struct.K_pad = struct.K
+    if type_ in STORED_BLOCKS:
+        return _set_stored_format(struct, type_)
     number, struct.type, struct.group, struct.minima = _BLOCK_LAYOUTS[type_]
     struct.scale_type = TYPES[FLOAT16]
-    struct.K_pad = struct.K
     return number
+
+
+def _set_stored_format(struct: CWeights, type_: str) -> int:
+    """Set the format of blocks that stay as they are in ``struct``; return the type's number."""
+    struct.stored = _STORED_NUMBERS[type_]
+    # Blocks of 256 inputs decode to super-blocks, others to groups with float32 scales.
+    is_super_block = TENSOR_TYPES[struct.stored].values == _SUPER_BLOCK
+    struct.type = SUPER_BLOCK_TYPES["decoded"] if is_super_block else CODED_TYPES[8]
+    struct.group = _STORED_GROUP
+    struct.minima = _NO_MINIMA
+    struct.scale_type = TYPES[FLOAT32]
+    entries = codebook(type_)
+    if entries is not None:
+        struct.codebook = entries.ctypes.data
+    return int(struct.stored)
 
 
 def _pack_codes(

@@ -16,7 +16,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.kernels.adapters import LowRank
-from pronk.kernels.library import Kernels
+from pronk.kernels.library import Kernels, RoundingBits
 from pronk.kernels.weight_cache import WeightCache
 from pronk.kernels.weights import CodedRows
 from pronk.models.program import Program
@@ -66,6 +66,10 @@ class Backend(Protocol):
 
         Only then are packed weights, keys and values kept for later processes.
         """
+
+    @property
+    def bits(self) -> RoundingBits:
+        """``"portable"`` if results have the same bits on every processor, otherwise ``"fast"``."""
 
     @property
     def digest(self) -> str | None:

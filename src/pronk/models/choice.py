@@ -1,27 +1,48 @@
-"""Choice of the backend that computes a model: pronk's kernels, or a guest's, such as torch."""
+"""Choice of the backend that computes a model, pronk's kernels or a guest's, and of its bits."""
 
 from __future__ import annotations
 
 import warnings
 
-from pronk.base.arrays import DType
+from pronk.base.arrays import BFLOAT16, DType
 from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError, refuse
 from pronk.base.guests import load_guest
 from pronk.checkpoint.config import ModelConfig
-from pronk.kernels.library import CHOICES, KernelsError
+from pronk.kernels.library import CHOICES, KernelsError, RoundingBits
 from pronk.models.backend import Backend
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
+from pronk.models.options import BITS_CHOICES
 
 
-def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType) -> Backend:
+def choose_bits(bits: str, dtype: DType, *, quantized: bool) -> RoundingBits:
+    """Return the bits for a model.
+
+    Args:
+        bits: the option ``bits``.
+        dtype: data type of the weights that are not quantized.
+        quantized: whether any weights are quantized, by the checkpoint or while loading.
+
+    Raises:
+        OptionError: ``bits`` is unknown.
+    """
+    check_choice("bits", bits, BITS_CHOICES)
+    if bits == "auto":
+        return "fast" if dtype == BFLOAT16 and not quantized else "portable"
+    return "fast" if bits == "fast" else "portable"
+
+
+def choose_backend(
+    kernels: str, device: str, config: ModelConfig, dtype: DType, bits: RoundingBits
+) -> Backend:
     """Return the backend for a model.
 
     This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this
     processor and model, it is torch as well, with a warning that gives the reason. Torch computes
-    in ``dtype``, that of the model's weights. Raises ``OptionError`` if an argument is unknown, the
-    processor lacks the instruction set, or torch is needed and missing.
+    in ``dtype``, that of the model's weights; ``bits`` are those of the kernels. Raises
+    ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
+    needed and missing.
     """
     check_choice("kernels", kernels, CHOICES)
     if kernels == "torch" or (kernels == "auto" and device != "cpu"):
@@ -31,7 +52,7 @@ def choose_backend(kernels: str, device: str, config: ModelConfig, dtype: DType)
     reason = f"no kernels for {device}"
     if device == "cpu":
         try:
-            loaded = load_kernels(kernels)
+            loaded = load_kernels(kernels, bits=bits)
         except KernelsError as error:
             reason = str(error)
         else:

@@ -12,7 +12,7 @@ from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.kernels.adapters import LowRank, pack_adapter
-from pronk.kernels.library import Kernels, arithmetic_digest
+from pronk.kernels.library import VERSION, Kernels, RoundingBits, arithmetic_digest
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import CodedRows, pack
 from pronk.models.backend import AnyMatrix, Matrix
@@ -39,7 +39,14 @@ class KernelBackend:
         return self.kernels.name
 
     @property
+    def bits(self) -> RoundingBits:
+        return self.kernels.bits
+
+    @property
     def digest(self) -> str:
+        """Implement :attr:`Backend.digest`; portable bits do not depend on the processor."""
+        if self.bits == "portable":
+            return f"portable bits of version {VERSION}"
         return arithmetic_digest(self.kernels)
 
     def compute_dtype(self, dtype: DType) -> DType:

@@ -110,13 +110,13 @@ class KernelProgram(Program):
     def layer_inputs(self, decoder: Any) -> None:
         inputs = decoder.layer_inputs
         config = decoder.config
-        scale = LinearOutput(config.hidden_size**-0.5)
+        scale = LinearOutput(1.0 / math.sqrt(config.hidden_size))
         self.linear(inputs.projection, to="B", output=scale)
         op = self._append(_LAYER_INPUTS)
         op.output = _INPUTS
         op.parts = config.num_layers
         op.columns = config.layer_input_size
-        op.scale = float(np.asarray(config.layer_input_size**0.5).astype(self.dtype))
+        op.scale = float(np.asarray(math.sqrt(config.layer_input_size)).astype(self.dtype))
         self._set_norm(op, inputs.norm)
         if isinstance(inputs.table, BlockMatrix):
             op.table_format, struct = describe_blocks(inputs.table)
@@ -418,6 +418,7 @@ class KernelProgram(Program):
         call.type = TYPES[self.dtype]
         call.hidden = self.hidden
         call.isa = self.kernels.isa
+        call.fast = int(self.kernels.fast)
         call.threads = num_threads()
         call.stream = stream.ctypes.data
         if batch is None:

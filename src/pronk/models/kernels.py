@@ -2,11 +2,10 @@
 
 The self-check runs before a model is loaded and takes 0.2 to 0.4 s. If it passes, an empty file in
 ``~/.cache/pronk/self-check`` records this for the library, instruction set and processor, and later
-processes skip it. It computes matrix products and small decoder layers, with attention, a short
-convolution, a recurrence and a mixture of experts, each in batches of several sizes. For all
-batches, the bits of the results must be the same, and must differ from NumPy's in float64 by a
-small tolerance only.
-Argmax and sampling are compared with NumPy.
+processes skip it. It computes matrix products and small decoder layers, with attention, latent
+attention, a short convolution, a recurrence and a mixture of experts, each in batches of several
+sizes. For all batches, the bits of the results must be the same, and must differ from NumPy's in
+float64 by a small tolerance only. Argmax and sampling are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import (
     ConvolutionConfig,
+    LatentConfig,
     MixtureConfig,
     ModelConfig,
     RecurrentConfig,
@@ -32,8 +32,14 @@ from pronk.checkpoint.config import (
 )
 from pronk.checkpoint.formats.matrix import Bits
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
-from pronk.checkpoint.rope import RopeTable
-from pronk.kernels.library import Kernels, KernelsError, arithmetic_digest, candidates
+from pronk.checkpoint.rope import RopeConfig, RopeTable
+from pronk.kernels.library import (
+    Kernels,
+    KernelsError,
+    RoundingBits,
+    arithmetic_digest,
+    candidates,
+)
 from pronk.kernels.rounding import round_weights
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
@@ -46,6 +52,16 @@ _BATCH_SIZES = (1, 4, 20, 64, 512)  # numbers of rows in the checked matrix prod
 # (inputs, outputs) of the checked matrix products
 _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
+# Offsets in bytes of the float16 scales of a GGUF block; 0 and 2 for other types. In IQ1_M, the two
+# bytes have the exponent of the scale.
+_SCALE_OFFSETS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "IQ1_M": (54,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
 # of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
@@ -54,20 +70,25 @@ _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
 _EXPERTS = 5
 _TAPS = 3
 _VALUE_DIM = 24  # size of a value head of the checked recurrence
+# Latents of more than one vector, and keys that are not whole vectors.
+_LATENT = LatentConfig(rank=32, rope_dim=6, plain_dim=10, value_dim=16)
 
-_LayerKind = Literal["attention", "convolution", "experts", "gated_delta", "mamba2"]
+_LayerKind = Literal["attention", "convolution", "experts", "gated_delta", "latent", "mamba2"]
 
 
 @cache
-def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
+def load_kernels(
+    choice: str = "auto", path: Path | None = None, bits: RoundingBits = "fast"
+) -> Kernels:
     """Return the best kernels that ``choice`` allows and that pass the self-check.
 
     ``choice`` is ``"auto"`` or an instruction set; one that the processor lacks raises an
     OptionError. If no kernels pass, a KernelsError gives the reason in one line. ``path`` is the
-    library's file, by default the installed one.
+    library's file, by default the installed one. ``bits`` are those of products with bfloat16
+    weights.
     """
     failure = ""
-    for kernels in candidates(choice, path):
+    for kernels in candidates(choice, path, bits):
         with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
             if _passed_marker(kernels).exists():
                 return kernels
@@ -86,7 +107,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 def _passed_marker(kernels: Kernels) -> Path:
     """Return the path of a marker file, which exists if the kernels have passed their self-check.
 
-    The path depends on the library, the instruction set and the processor.
+    The path depends on the library, the instruction set, the bits and the processor.
     """
     return Path.home() / ".cache" / "pronk" / "self-check" / arithmetic_digest(kernels)[:32]
 
@@ -99,9 +120,9 @@ def self_check(kernels: Kernels) -> str | None:
 def _failures(kernels: Kernels) -> Iterator[str]:
     for dtype in (FLOAT32, BFLOAT16):
         layers = [_check_layer(kernels, dtype, kind=kind) for kind in get_args(_LayerKind)]
-        failures = chain(
-            _check_products(kernels, dtype), *layers, _check_layer(kernels, dtype, INT8)
-        )
+        # The kinds of attention read an 8-bit cache by functions of its own.
+        layers += [_check_layer(kernels, dtype, INT8, kind) for kind in ("attention", "latent")]
+        failures = chain(_check_products(kernels, dtype), *layers)
         yield from (f"{failure} in {dtype}" for failure in failures)
     yield from chain(
         _check_quantized_products(kernels), _check_blocks(kernels), _check_sampling(kernels)
@@ -164,7 +185,7 @@ def _check_blocks(kernels: Kernels) -> Iterator[str]:
         stored = random.integers(
             256, size=(48, _BLOCK_INPUTS // type_.values, type_.size), dtype=np.uint8
         )
-        for offset in (208,) if type_.name == "Q6_K" else (0, 2):
+        for offset in _SCALE_OFFSETS.get(type_.name, (0, 2)):
             # clear a bit of the exponent, so that float16 scales are finite
             stored[..., offset + 1] &= 0xBF
         matrix = BlockMatrix(type_.name, _BLOCK_INPUTS, (BlockRows(stored.reshape(48, -1)),))
@@ -262,6 +283,23 @@ def _layer_sizes(kind: _LayerKind, dtype: DType) -> tuple[ModelConfig, dict[str,
             "mixer_out": (64, recurrent.num_outputs),
         }
         config = dataclasses.replace(config, recurrent=recurrent)
+    elif kind == "latent":
+        heads = config.num_heads
+        sizes |= {
+            "q_b": (heads * _LATENT.query_dim, 64),
+            "kv_a": (_LATENT.rank + _LATENT.rope_dim, 64),
+            "k_b": (heads * _LATENT.rank, _LATENT.plain_dim),
+            "v_b": (heads * _LATENT.value_dim, _LATENT.rank),
+            "out": (64, heads * _LATENT.value_dim),
+        }
+        config = dataclasses.replace(
+            config,
+            latent=_LATENT,
+            head_dim=_LATENT.rank + _LATENT.rope_dim,
+            num_kv_heads=1,
+            attention_scale=_LATENT.query_dim**-0.5,
+            rope=RopeConfig(_LATENT.rope_dim),
+        )
     else:
         sizes["qkv"] = (sum(config.qkv_sizes), 64)
     if kind == "experts":
@@ -309,6 +347,8 @@ class _LayerRunner:
             is_last = config.recurrent.norm == "after_gate"
             size = config.recurrent.num_outputs if is_last else config.recurrent.value_dim
             layer.mixer_norm = Norm.of(config, np.ones(size))
+        if config.latent is not None:
+            layer.kv_a_norm = Norm(np.ones(config.latent.rank, FLOAT32), None, config.norm_eps)
         self.cache = backend.make_cache(
             config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype
         )
@@ -336,9 +376,13 @@ class _LayerRunner:
 
 def _reference(config: ModelConfig, weights: dict[str, Array], x: Array) -> Array:
     """Return the layer's output for a text by NumPy in float64, ``[tokens, hidden]``."""
-    branch = _attention if config.convolution is None else _convolution
+    branch = _attention
     out = weights["out"]
-    if config.recurrent is not None:
+    if config.convolution is not None:
+        branch = _convolution
+    elif config.latent is not None:
+        branch = _latent_attention
+    elif config.recurrent is not None:
         branch = _recurrence
         out = weights["mixer_out"]
     x = x + branch(config, weights, _norm(config, x)) @ out.T
@@ -366,7 +410,11 @@ def _mlp(rows: Array, up: Array, down: Array) -> Array:
     return (_silu(gate) * linear) @ down.T
 
 
-def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+def _convolution(
+    config: ModelConfig,  # noqa: ARG001 - all branches have one signature
+    weights: dict[str, Array],
+    rows: Array,
+) -> Array:
     b, c, x = np.split(rows @ weights["gates"].T, 3, axis=-1)
     states = np.concatenate((np.zeros((_TAPS - 1, len(b[0]))), b * x))
     return c * sum(weights["filter"][:, tap] * states[tap : tap + len(b)] for tap in range(_TAPS))
@@ -425,18 +473,49 @@ def _attention(config: ModelConfig, weights: dict[str, Array], rows: Array) -> A
     tokens = len(rows)
     dim = config.head_dim
     heads = (rows @ weights["qkv"].T).reshape(tokens, -1, dim)
+    q = _rotate(config, heads[:, :4])
+    k = _rotate(config, heads[:, 4:6]).repeat(2, axis=1)
+    v = heads[:, 6:].repeat(2, axis=1)
+    return _weighted_values(q, k, v, dim**-0.5).reshape(tokens, -1)
+
+
+def _latent_attention(config: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+    """Return the outputs of all heads, computed with keys and values of each head."""
+    sizes = config.latent
+    assert sizes is not None
+    tokens = len(rows)
+    heads = config.num_heads
+    queries = rows @ weights["q_b"].T
+    plain, rotated = np.split(queries, [heads * sizes.plain_dim], axis=1)
+    latent, key = np.split(rows @ weights["kv_a"].T, [sizes.rank], axis=1)
+    latent = _norm(config, latent)
+    # ``k_b`` multiplies queries: it is the transposed matrix of the keys.
+    k_b = weights["k_b"].reshape(heads, sizes.rank, sizes.plain_dim)
+    v_b = weights["v_b"].reshape(heads, sizes.value_dim, sizes.rank)
+    own_keys = np.einsum("tr,hrd->thd", latent, k_b)
+    shared_key = _rotate(config, key[:, None]).repeat(heads, axis=1)
+    rotated = _rotate(config, rotated.reshape(tokens, heads, -1))
+    q = np.concatenate((plain.reshape(tokens, heads, -1), rotated), axis=-1)
+    k = np.concatenate((own_keys, shared_key), axis=-1)
+    v = np.einsum("tr,hvr->thv", latent, v_b)
+    return _weighted_values(q, k, v, sizes.query_dim**-0.5).reshape(tokens, -1)
+
+
+def _rotate(config: ModelConfig, heads: Array) -> Array:
+    """Return the heads ``[tokens, heads, size]`` rotated by RoPE."""
+    tokens, _, size = heads.shape
     cos, sin = (
         RopeTable(config.rope).up_to(tokens)[:tokens].astype(np.float64).swapaxes(0, 1)[:, :, None]
     )
-    first = heads[..., : dim // 2]
-    second = heads[..., dim // 2 :]
-    rotated = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
-    q = rotated[:, :4]
-    k = rotated[:, 4:6].repeat(2, axis=1)
-    v = heads[:, 6:].repeat(2, axis=1)
-    scores = np.einsum("qhd,khd->hqk", q, k) / dim**0.5 + np.where(
-        np.tri(tokens, dtype=bool), 0.0, -np.inf
-    )
+    first = heads[..., : size // 2]
+    second = heads[..., size // 2 :]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def _weighted_values(q: Array, k: Array, v: Array, scale: float) -> Array:
+    """Return causal attention for ``[tokens, heads, size]``."""
+    is_visible = np.tri(len(q), dtype=bool)
+    scores = scale * np.einsum("qhd,khd->hqk", q, k) + np.where(is_visible, 0.0, -np.inf)
     attention = np.exp(scores - scores.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", attention, v).reshape(tokens, -1)
+    return np.einsum("hqk,khd->qhd", attention, v)

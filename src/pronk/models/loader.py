@@ -172,6 +172,13 @@ def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def has_quantized_weights(config: ModelConfig, opened: GgufCheckpoint | None) -> bool:
+    """Return whether a checkpoint has quantized weights; ``opened``: a GGUF file, if it is one."""
+    if opened is None:
+        return config.quantization is not None
+    return any(opened.has_blocks(name) for name in opened)
+
+
 def parse_dtype(name: str, config: ModelConfig) -> DType:
     """Return the NumPy dtype called ``name``; ``auto`` means the dtype that ``config`` has.
 

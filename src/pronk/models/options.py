@@ -9,6 +9,8 @@ from pronk.base.options import Option, documented
 
 # How weights are stored in memory: as in the checkpoint, or quantized to 8 or 4 bits at loading.
 WEIGHTS = ("plain", "int8", "int4")
+# How products of 16-bit weights round, see :mod:`pronk.models.choice`.
+BITS_CHOICES = ("auto", "portable", "fast")
 # What several processes divide: the branches of token trees, or the heads and columns of layers.
 PARALLEL = ("tree", "tensor")
 
@@ -69,6 +71,14 @@ class ModelOptions:
             details="Later loads map it, without packing, and share the memory.",
         ),
     ] = False
+    weight_cache_size: Annotated[
+        str | int | None,
+        Option(
+            "Maximum size of the folder of packed weights; beyond, those of the least recently "
+            "used models are deleted.",
+            absent="16GiB",
+        ),
+    ] = None
     context: Annotated[
         int | None,
         Option(
@@ -120,5 +130,15 @@ class ModelOptions:
             "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, "
             "avx512, avx2 or portable. torch: torch's operators, with the extra torch.",
             details='With ``"torch"``, the text may depend on the batch and the drafter.',
+        ),
+    ] = "auto"
+    bits: Annotated[
+        str,
+        Option(
+            "portable: the same bits on every processor. fast: products of 16-bit weights use the "
+            "bfloat16 instructions of the processor, if it has them. auto: fast for bfloat16 "
+            "weights of which none are quantized, otherwise portable.",
+            choices=BITS_CHOICES,
+            details="The attribute ``bits`` of :class:`pronk.LLM` has the result.",
         ),
     ] = "auto"

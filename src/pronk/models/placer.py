@@ -13,6 +13,7 @@ from pronk.base.errors import locate_error, refuse
 from pronk.checkpoint.formats.matrix import QuantizedMatrix, fusible_runs, stack_matrices
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, BlockMatrix
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+from pronk.kernels.exact_math import exp
 from pronk.models.decoder import Decoder
 from pronk.models.inventory import Inventory
 from pronk.models.linear import (
@@ -119,7 +120,7 @@ class WeightPlacer:
         """Load an array of few numbers, in float32."""
         arrays = [self.inventory.tensor(source).astype(FLOAT32) for source in part.weight]
         values = np.concatenate(arrays)
-        return -np.exp(values) if part.log_decay else values
+        return -exp(values).astype(FLOAT32) if part.log_decay else values
 
     def _table(self, source: CheckpointTensor) -> Array:
         """Load an embedding ``[vocab, hidden]``.

@@ -8,6 +8,7 @@ The config determines the shapes and whether there are biases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
@@ -501,7 +502,10 @@ def _plan_experts(
         # The router's input is divided by the square root of the hidden size besides its norm.
         norm = CheckpointTensor(f"{path}.{names.layer['router_norm'][0]}", (hidden,))
         yield DecoderPart(
-            f"layers.{index}.router_norm", "norm", (norm,), factor=config.hidden_size**-0.5
+            f"layers.{index}.router_norm",
+            "norm",
+            (norm,),
+            factor=1.0 / math.sqrt(config.hidden_size),
         )
     if mixture.expert_scales:
         name = f"{path}.{names.layer['expert_scale'][0]}"

@@ -26,6 +26,7 @@ def start_workers(
         weights=options.weights,
         kv_dtype=options.kv_dtype,
         kernels=kernels.name,
+        bits=kernels.bits,
         threads=num_threads(),
         parallel=options.parallel,
         workers=options.workers,

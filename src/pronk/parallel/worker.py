@@ -41,8 +41,8 @@ from pronk.parallel.wire_format import WorkRequest, WorkRows
 class WorkerSettings(dict[str, Any]):
     """Settings of a worker: options of :class:`~pronk.llm.LLM` as JSON values.
 
-    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``context``, ``threads``,
-    ``workers`` and ``parallel``.
+    Keys: ``model``, ``dtype``, ``weights``, ``kernels``, ``bits``, ``kv_dtype``, ``context``,
+    ``threads``, ``workers`` and ``parallel``.
     """
 
     def read_config(self) -> ModelConfig:
@@ -71,7 +71,7 @@ class WorkerSettings(dict[str, Any]):
         config = self.read_config()
         dtype = DTYPES[self["dtype"]]
         split = self.split(rank, config)
-        backend = choose_backend(self["kernels"], "cpu", config, dtype)
+        backend = choose_backend(self["kernels"], "cpu", config, dtype, self["bits"])
         decoder = load_decoder(
             folder, config, dtype=dtype, backend=backend, weights=self["weights"], split=split
         )
@@ -250,6 +250,7 @@ def model_properties(
         "config": settings.read_config().digest,
         "weights": settings["weights"],
         "kernels": decoder.backend.name,
+        "bits": decoder.backend.bits,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",
         "parallel": settings["parallel"],
     }

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.kernels.exact_math import exp, total
+
 DraftIds = NDArray[np.int32]  # ``[draft vocab]``: the target's token id of each draft logit
 
 
@@ -51,12 +53,13 @@ class DraftToken:
             token = index if self.ids is None else int(self.ids[index])
             best.append((token, float(remaining[index])))
             remaining[index] = -math.inf
-        probs = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
+        differences = [score - best[0][1] for _, score in best]
+        probs = (self.confidence * exp(differences)).tolist()
         return [(token, prob) for (token, _), prob in zip(best, probs, strict=True) if prob > 0.0]
 
 
 def argmax_token(scores: NDArray[np.floating[Any]]) -> DraftToken:
     """Return the token with the highest of ``scores`` (``[vocab]``) as a draft token."""
     token = int(scores.argmax())
-    weights = np.exp(scores - scores[token])
-    return DraftToken(token, float(1.0 / weights.sum()), scores)
+    weights = exp(scores - scores[token])
+    return DraftToken(token, 1.0 / total(weights), scores)

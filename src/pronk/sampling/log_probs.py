@@ -5,12 +5,12 @@ They are those of the model: no logits processor, temperature or truncation has 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from pronk.base.arrays import Array
+from pronk.kernels.exact_math import exp_total, log
 from pronk.sampling.truncation import likeliest
 
 
@@ -19,8 +19,8 @@ def log_probs(logits: Array, tokens: list[int]) -> list[float]:
 
     ``logits`` is ``[vocab]`` float32: the model's logits before logits processors.
     """
-    largest = logits.max()
-    total = float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))
+    largest = float(logits.max())
+    total = largest + float(log(exp_total(logits, largest)))
     rounded: list[float] = (logits[tokens].astype(np.float64) - total).astype(np.float32).tolist()
     return rounded
 

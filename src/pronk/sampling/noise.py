@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.base.arrays import Array
+from pronk.kernels.exact_math import replace_by_log
 from pronk.sampling.params import MAX_SEED
 
 
@@ -70,7 +71,7 @@ def noise_key(seed: int, position: int) -> int:
 def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]:
     """Return standard Gumbel noise for tokens at a position.
 
-    Equal arguments give equal noise on every processor, up to the last bit of the logarithm.
+    Equal arguments give equal noise on every processor.
 
     Args:
         seed: seed of the request.
@@ -93,7 +94,7 @@ def gumbel_noise(seed: int, position: int, tokens: Array) -> NDArray[np.float64]
     noise += 0.5
     noise *= 2.0**-52
     for _ in range(2):
-        np.log(noise, out=noise)
+        replace_by_log(noise)
         np.negative(noise, out=noise)
     return noise
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pronk.base.arrays import Array, is_finite
 from pronk.base.errors import GuideError, OptionError
 from pronk.base.interrupts import uninterrupted
+from pronk.kernels.exact_math import exp, log, total
 from pronk.kernels.library import Kernels
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
 from pronk.sampling.logits_processors import (
@@ -241,7 +242,7 @@ class Sampler:
 
         def draw(p: Array) -> int:
             ids = np.flatnonzero(p)
-            scores = np.log(p[ids]) + rejection_noise(seed, position, ids)
+            scores = log(p[ids]) + rejection_noise(seed, position, ids)
             return int(ids[scores.argmax()])
 
         return rejection_sample(p, draft_tokens, accepts, draw)
@@ -377,8 +378,8 @@ class Sampler:
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights = np.exp(scores - scores.max())
-    weights /= weights.sum()
+    weights = exp(scores - scores.max())
+    weights /= total(weights)
     return weights
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.kernels.exact_math import cumulative_sums, exp, exp_total, log
 from pronk.sampling.params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -33,7 +32,7 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
         kept = kept[chosen]
         ids = ids[chosen]
     if params.min_p > 0.0:
-        keep = kept >= kept.max() + math.log(params.min_p)
+        keep = kept >= kept.max() + float(log(params.min_p))
         kept = kept[keep]
         ids = ids[keep]
     return kept, ids
@@ -78,16 +77,16 @@ def _reach_top_p(scores: Floats, top_p: float) -> Ids:
 
     The ids are in ascending order.
     """
-    largest = scores.max()
+    largest = float(scores.max())
     size = len(scores)
-    total = float(np.exp(scores - largest).sum(dtype=np.float64))
+    total = exp_total(scores, largest)
     for count in (min(_NUM_CANDIDATES, size), size):
         top = scores if count == size else np.partition(scores, size - count)[size - count :]
         top = np.sort(top)[::-1]  # the likeliest first
-        probs = np.exp(top - largest) / total
-        sums = probs.astype(np.float64).cumsum().astype(np.float32)
+        probs = exp(top.astype(np.float64) - largest) / total
+        sums = cumulative_sums(probs)
         if sums[-1] > top_p:
             break
-    # Keep at least one token: a small top_p may round to 0 in float32.
+    # Keep at least one token, also if top_p is below the rounding error of a sum.
     num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))
     return _above(scores, top[num_kept - 1], num_kept)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk.base.arrays import Array
+from pronk.kernels.exact_math import total
 from pronk.sampling.tree import DraftSample, TokenTree
 
 # Function that decides a trial: ``accepts(index, chance)`` is True with probability ``chance``.
@@ -175,7 +176,7 @@ def block_verify(
                 return i, p(i)
         elif w[i] > 0.0:
             residual = _residual(target_probs[i], chain[i], w[i])
-            s = float(residual.sum())
+            s = total(residual)
             if accepts(i, s / (s + 1.0 - w[i]) if w[i] < 1.0 else 1.0):
                 return i, _norm(residual, target_probs[i])
     return 0, p(0) if not chain else _norm(_residual(target_probs[0], chain[0]), target_probs[0])
@@ -205,5 +206,5 @@ def _norm(residual: Array, p: Array) -> Array:
 
     If the sum is 0, p equals q up to rounding, and the result is ``p``.
     """
-    total = residual.sum()
-    return residual / total if total > 0.0 else p
+    divisor = total(residual)
+    return residual / divisor if divisor > 0.0 else p

@@ -34,6 +34,7 @@ from pronk.checkpoint.gguf.vocabulary import (
     refuse_tokens,
 )
 from pronk.text.patterns import LINE_ENDS_PATTERN, PRE_TOKENIZERS
+from pronk.text.score_merges import TooManyPairsError, merges_from_scores
 
 # Special tokens of Phi-3 after which white space is kept.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
@@ -43,8 +44,8 @@ _TEMPLATE_KEYS = {
     "tool_use": "tokenizer.chat_template.tool_use",
 }
 # Limits of the computation of merges from scores: the number of characters in all splits of all
-# tokens into two, and the number of pairs of tokens that form a token. A vocabulary of 262,144
-# tokens needs a tenth of either.
+# tokens into two, which limits the memory of the pairs, and the number of pairs of tokens that form
+# a token. A vocabulary of 262,144 tokens needs a tenth of either.
 _MAX_SPLIT_CHARACTERS = 2**27
 _MAX_PAIRS = 2**22
 # Maximum number of characters of all added tokens. An automaton finds these tokens before a text is
@@ -152,7 +153,7 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
         refuse_tokens(
             file, f"expected tokenizer.ggml.pre to be one of {known}, found {name!r:.40}; {remedy}"
         )
-    merges = _parse_merges(read_array(file, "merges", str))
+    merges = _read_merges(file, vocabulary)
     backend = tokenizers.Tokenizer(
         models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges)
     )
@@ -168,7 +169,6 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
 
 def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """Return a SentencePiece BPE tokenizer; its merges are computed from the tokens' scores."""
-    vocab = vocabulary.ids_by_text
     count = len(vocabulary.tokens)
     scores = read_array(file, "scores", float, count)
     if len(scores) != count or not all(map(math.isfinite, scores)):
@@ -182,7 +182,19 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
         math.inf if kind == TokenKind.USER_DEFINED else score
         for score, kind in zip(scores, vocabulary.kinds, strict=True)
     ]
-    merges = _merges_from_scores(file, vocab, ranks)
+    tokens = [token or "" for token in vocabulary.tokens]
+    num_characters = sum(len(token) ** 2 for token in tokens)
+    if num_characters > _MAX_SPLIT_CHARACTERS:
+        refuse_tokens(
+            file, "expected tokens that a second suffices to split, found too many long ones"
+        )
+    try:
+        merges = merges_from_scores(tokens, ranks, _MAX_PAIRS)
+    except TooManyPairsError:
+        refuse_tokens(
+            file,
+            f"expected at most {_MAX_PAIRS} pairs of tokens that are a token together, found more",
+        )
     return _with_visible_spaces(file, vocabulary, merges, prefix_space=True)
 
 
@@ -193,7 +205,7 @@ def _gemma4_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     split nevertheless if merges do not make this token, as in the original: ``</div>`` in a text
     becomes three tokens.
     """
-    merges = _parse_merges(read_array(file, "merges", str))
+    merges = _read_merges(file, vocabulary)
     backend = _with_visible_spaces(file, vocabulary, merges, prefix_space=False)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(LINE_ENDS_PATTERN), "isolated")
     return backend
@@ -255,6 +267,24 @@ def _parse_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
     return [_parse_merge(merge) for merge in merges]
 
 
+def _read_merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Return the merges of a BPE tokenizer.
+
+    Raises:
+        TokenizerError: the file has none, and a token of several characters that needs them.
+    """
+    merges = read_array(file, "merges", str)
+    if not merges:
+        kinds = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        normal = [token for token, kind in kinds if token and kind == TokenKind.NORMAL]
+        merged = sum(len(token) > 1 for token in normal)
+        if merged:
+            expected = f"merges, of which {merged} tokens are made"
+            remedy = "convert the model again, with its tokenizer"
+            refuse_tokens(file, f"tokenizer.ggml.merges: expected {expected}, found none; {remedy}")
+    return _parse_merges(merges)
+
+
 def _parse_merge(merge: str) -> tuple[str, str]:
     """Split a merge at the first space after its first character.
 
@@ -262,37 +292,6 @@ def _parse_merge(merge: str) -> tuple[str, str]:
     """
     first, _, second = merge[1:].partition(" ")
     return merge[:1] + first, second
-
-
-def _merges_from_scores(
-    file: GgufFile, vocab: dict[str, int], scores: Sequence[float]
-) -> list[tuple[str, str]]:
-    """Return the merges of a SentencePiece BPE: all pairs of tokens that together are a token.
-
-    The pairs are sorted by the score of the joined token, highest first. Pairs of equal score have
-    the order of ``generate_merges`` in transformers, which has written the ``tokenizer.json`` of
-    these models.
-    """
-    # number of characters in all splits of all tokens
-    num_characters = sum(len(token) ** 2 for token in vocab)
-    if num_characters > _MAX_SPLIT_CHARACTERS:
-        refuse_tokens(
-            file, "expected tokens that a second suffices to split, found too many long ones"
-        )
-    scored_pairs = []
-    for token, token_id in vocab.items():
-        splits = [(token[:length], token[length:]) for length in range(1, len(token))]
-        pairs = [(left, right) for left, right in splits if left in vocab and right in vocab]
-        pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        scored_pairs += [(scores[token_id], left, right) for left, right in pairs]
-        if len(scored_pairs) > _MAX_PAIRS:
-            refuse_tokens(
-                file,
-                f"expected at most {_MAX_PAIRS} pairs of tokens that are a token together, "
-                "found more",
-            )
-    scored_pairs.sort(key=lambda entry: (entry[0], len(entry[1]), len(entry[2])), reverse=True)
-    return [(left, right) for _, left, right in scored_pairs]
 
 
 def _add_bos_eos(

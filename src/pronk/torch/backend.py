@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,6 +71,7 @@ class TorchBackend:
 
     name = "torch"
     exact = False
+    bits: Literal["fast"] = "fast"
     digest = None
     kernels = None
     keeps_quantized = False

@@ -190,11 +190,19 @@ BAD = {
     ),
     "an unknown type": (
         file_of(infos=[tensor_info("a", [4], 99, 0)], data=bytes(64)),
-        "known type, found type 99",
+        r"known type, found type 99 \(no type",
     ),
     "a type that is gone": (
         file_of(infos=[tensor_info("a", [4], 4, 0)], data=bytes(64)),
-        "known type, found type 4",
+        r"known type, found type 4 \(Q4_2\)",
+    ),
+    "half a super-block": (
+        file_of(infos=[tensor_info("a", [384], 16, 0)], data=bytes(99)),
+        r"whole blocks of 256 \(IQ2_XXS\), found \[384\]",
+    ),
+    "a tensor shorter than its blocks": (
+        file_of(infos=[tensor_info("a", [256, 2], 18, 0)], data=bytes(195)),
+        "expected all of tensor a, found its 196 bytes",
     ),
     "half a block": (
         file_of(infos=[tensor_info("a", [33], 8, 0)], data=bytes(64)),

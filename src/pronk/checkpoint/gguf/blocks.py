@@ -6,9 +6,11 @@ a block]``, scales ``[..., groups]``, and minima ``[..., groups]`` or ``None``. 
 result are equal to those of llama.cpp:
 
 - 2-bit and 3-bit codes become 4-bit codes.
-- 5-bit and 6-bit codes become 8-bit codes, as do the integers that IQ4_NL's codes stand for.
+- 5-bit and 6-bit codes become 8-bit codes, as do the integers that the codes of IQ4_NL and IQ4_XS
+  stand for.
 - In formats without minima, codes are shifted to a zero point of 8 (4-bit codes) or 128.
 - The floats of MXFP4 become 5-bit codes with a zero point of 16.
+- All codes of :mod:`~pronk.checkpoint.gguf.stored_blocks` have 8 bits and a zero point of 128.
 
 Source: ``ggml-quants.c``, ``gguf/quants.py`` and ``gguf/constants.py`` of llama.cpp. Bytes of a
 block, in order (scale and minimum are float16)::
@@ -18,6 +20,7 @@ block, in order (scale and minimum are float16)::
     Q4_0  scale 2, nibbles 16                   Q5_1  scale 2, minimum 2, high bits 4, nibbles 16
     Q4_1  scale 2, minimum 2, nibbles 16        Q6_K  nibbles 128, high bits 64, scales 16, factor 2
     IQ4_NL  scale 2, nibbles 16
+    IQ4_XS  factor 2, high bits of scales 2, low bits of scales 4, nibbles 128
     Q2_K  4-bit scales and minima 16, codes 64, factors 4
     Q3_K  high bits 32, codes 64, 6-bit scales 12, factor 2
     Q4_K  factors 4, 6-bit scales and minima 12, nibbles 128
@@ -27,7 +30,7 @@ block, in order (scale and minimum are float16)::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,6 +39,7 @@ from numpy.typing import NDArray
 from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
+from pronk.checkpoint.gguf import stored_blocks
 
 # Format character of Python's module ``struct`` for each type of a metadata value that is a number
 # or bool; the keys are the numbers of the types in a file.
@@ -110,6 +114,18 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
 }
 
+# Types that llama.cpp had under these numbers, and reads no more.
+REMOVED_TYPES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
 # Result of a conversion of blocks: codes ``[..., weights of a block]``, scales ``[..., groups]``,
 # and minima ``[..., groups]`` or ``None``.
 Unpacked = tuple[Array, Array, Array | None]
@@ -118,9 +134,9 @@ Unpacked = tuple[Array, Array, Array | None]
 # times as much memory.
 _CHUNK_BYTES = 1 << 20
 
-# The integers that the codes 0..15 of IQ4_NL stand for (``kvalues_iq4nl`` of llama.cpp).
-_IQ4_NL_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-_IQ4_NL_CODES = np.array([128 + value for value in _IQ4_NL_VALUES], UINT8)
+# The integers that the codes 0..15 of IQ4_NL and IQ4_XS stand for (``kvalues_iq4nl`` of llama.cpp).
+_IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+_IQ4_CODES = np.array([128 + value for value in _IQ4_VALUES], UINT8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +167,14 @@ class BlockMatrix:
         type: GGUF type of all blocks, one of :data:`PACKED_BLOCKS`.
         inputs: number of inputs.
         parts: the rows, in the order of the outputs.
+        release: frees the memory of the file's pages that were read. A later access reads a page
+            again.
     """
 
     type: str
     inputs: int
     parts: tuple[BlockRows, ...]
+    release: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -347,11 +366,39 @@ def _mxfp4(blocks: Array) -> Unpacked:
 
 
 def _iq4_nl(blocks: Array) -> Unpacked:
-    return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
+    return _IQ4_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
 
 
+def _iq4_xs(blocks: Array) -> Unpacked:
+    # Bytes 4..7 hold the low 4 bits of the eight scales, bytes 2 and 3 their high 2 bits.
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
+    low = _unpack_nibbles(blocks[..., 4:8], 1)
+    high = blocks[..., 2:4, None] >> shifts & 3
+    scales = low | high.reshape(low.shape) << 4
+    codes = _IQ4_CODES[_unpack_nibbles(blocks[..., 8:], 16)]
+    return codes, _to_float32(blocks[..., :2]) * (scales.astype(FLOAT32) - 32), None
+
+
+def _stored(convert: Callable[[Array], stored_blocks.Converted], group: int) -> _BlockFormat:
+    """Return the format of a type of :mod:`~pronk.checkpoint.gguf.stored_blocks`."""
+    return _BlockFormat(lambda blocks: (*convert(blocks), None), 8, group)
+
+
+# Types whose blocks the kernels keep as they are, and decode when they multiply.
+STORED_BLOCKS = {
+    "IQ1_S": _stored(stored_blocks.iq1_s, 32),
+    "IQ1_M": _stored(stored_blocks.iq1_m, 16),
+    "IQ2_XXS": _stored(stored_blocks.iq2_xxs, 32),
+    "IQ2_XS": _stored(stored_blocks.iq2_xs, 16),
+    "IQ2_S": _stored(stored_blocks.iq2_s, 16),
+    "IQ3_XXS": _stored(stored_blocks.iq3_xxs, 32),
+    "IQ3_S": _stored(stored_blocks.iq3_s, 32),
+    "TQ1_0": _stored(stored_blocks.tq1_0, 256),
+    "TQ2_0": _stored(stored_blocks.tq2_0, 256),
+    "NVFP4": _stored(stored_blocks.nvfp4, 16),
+}
 # Supported types of quantized blocks, with their conversions.
-BLOCKS = {
+BLOCKS = STORED_BLOCKS | {
     "Q8_0": _BlockFormat(_q8_0, 8, 32),
     "Q4_0": _BlockFormat(_q4_0, 4, 32),
     "Q4_1": _BlockFormat(_q4_1, 4, 32),
@@ -363,7 +410,9 @@ BLOCKS = {
     "Q4_K": _BlockFormat(_q4_k, 4, 32),
     "Q5_K": _BlockFormat(_q5_k, 8, 32),
     "Q6_K": _BlockFormat(_q6_k, 8, 16),
+    "IQ4_XS": _BlockFormat(_iq4_xs, 8, 32),
     "MXFP4": _BlockFormat(_mxfp4, 5, 32),
 }
-# Types whose blocks the kernels pack as they are; blocks of the other types are converted first.
-PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "Q2_K", "Q3_K", "MXFP4"}
+# Types whose blocks the kernels pack without a conversion of numbers; blocks of the other types are
+# converted first.
+PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "MXFP4"}

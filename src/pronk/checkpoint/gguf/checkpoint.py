@@ -80,6 +80,10 @@ class GgufCheckpoint:
         """
         return Vocabulary.read(self.header)
 
+    def drop_vocabulary(self) -> None:
+        """Free the memory of the vocabulary; a later access reads it again."""
+        self.__dict__.pop("vocabulary", None)
+
     @property
     def identity(self) -> list[tuple[str, int, int, int]]:
         """Path, inode, size and time of change of each file, from when the model was opened."""
@@ -172,7 +176,7 @@ class GgufCheckpoint:
             return None
         own = name if expert is None else f"{name}[{expert}]"
         parts = _block_rows(self._stored_rows(name, expert), rows, own)
-        return BlockMatrix(info.type.name, info.shape[-1], parts)
+        return BlockMatrix(info.type.name, info.shape[-1], parts, self.release)
 
     def release(self) -> None:
         """Free the memory of all pages of the files that were read.

@@ -28,7 +28,15 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from pronk.base.errors import CheckpointError, refuse
-from pronk.checkpoint.gguf.blocks import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
+from pronk.checkpoint.gguf.blocks import (
+    ARRAY,
+    BOOL,
+    REMOVED_TYPES,
+    SCALARS,
+    STRING,
+    TENSOR_TYPES,
+    TensorType,
+)
 
 # bytes of "GGUF", version, number of tensors, and number of metadata pairs
 _HEADER_BYTES = 4 + 4 + 8 + 8
@@ -346,7 +354,8 @@ class GgufFile:
         kind = self._read_number("I")
         start = self._read_number("Q")
         if kind not in TENSOR_TYPES:
-            problem = f"{where}: expected a known type, found type {kind}"
+            name_of_kind = REMOVED_TYPES.get(kind, "no type of this version of pronk")
+            problem = f"{where}: expected a known type, found type {kind} ({name_of_kind})"
             self.refuse(problem, "use another file of the model")
         type_ = TENSOR_TYPES[kind]
         if 0 in shape or shape[-1] % type_.values:

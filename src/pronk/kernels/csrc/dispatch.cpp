@@ -10,6 +10,7 @@
 #endif
 
 #include "common.h"
+#include "ieee_mode.h"
 
 using namespace pronk;
 
@@ -107,7 +108,7 @@ bool has_arm(bool i8mm) {
 #endif
 }  // namespace
 
-const IsaKernels* pronk::isa_kernels(int isa) {
+const IsaKernels* pronk::isa_kernels(int isa, bool fast) {
 #if defined(PRONK_EMULATE) && (defined(__x86_64__) || defined(_M_X64))
   if (isa > PRONK_AVX2 && machine_isa() == PRONK_AVX2) return isa == PRONK_AMX ? &kernels_emulated_amx : &kernels_avx2;
 #endif
@@ -116,11 +117,11 @@ const IsaKernels* pronk::isa_kernels(int isa) {
     case PRONK_AVX2: return &kernels_avx2;
 #if !defined(PRONK_WITHOUT_AVX512)
     case PRONK_AVX512: return &kernels_avx512;
-    case PRONK_AVX512_BF16: return &kernels_avx512_bf16;
-    case PRONK_AMX: return &kernels_amx;
+    case PRONK_AVX512_BF16: return fast ? &kernels_avx512_bf16 : &kernels_avx512;
+    case PRONK_AMX: return fast ? &kernels_amx : &kernels_amx_int8;
 #endif
 #endif
-    default: return &kernels_portable;
+    default: (void)fast; return &kernels_portable;
   }
 }
 
@@ -139,7 +140,13 @@ const QuantKernels* pronk::quant_kernels(int isa) {
   if (i8mm) return &quant_i8mm;
   if (dot) return &quant_dot;
 #endif
-  return isa_kernels(isa)->quant;
+  return isa_kernels(isa, false)->quant;
+}
+
+const StoredType* pronk::stored_type(const QuantKernels* quant, int32_t number) {
+  for (int i = 0; i < NUM_STORED_TYPES; i++)
+    if (quant->stored[i].number == number) return quant->stored + i;
+  return nullptr;
 }
 
 namespace {
@@ -194,12 +201,34 @@ int32_t pronk_detect(void) {
 }
 
 int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa) {
-  return isa_kernels(isa)->sampling->sample(logits, vocab, temperature, key);
+  IeeeMode mode;
+  return isa_kernels(isa, false)->sampling->sample(logits, vocab, temperature, key);
 }
 
 int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                            const int32_t* ids, float* scores, float* confidence, int32_t isa) {
-  return isa_kernels(isa)->sampling->sample_draft(logits, vocab, temperature, key, ids, scores, confidence);
+  IeeeMode mode;
+  return isa_kernels(isa, false)->sampling->sample_draft(logits, vocab, temperature, key, ids, scores, confidence);
+}
+
+void pronk_exp(double* x, int64_t count, int32_t isa) {
+  IeeeMode mode;
+  isa_kernels(isa, false)->sampling->exps(x, count);
+}
+
+void pronk_log(double* x, int64_t count, int32_t isa) {
+  IeeeMode mode;
+  isa_kernels(isa, false)->sampling->logs(x, count);
+}
+
+double pronk_total(const double* x, int64_t count, int32_t isa) {
+  IeeeMode mode;
+  return isa_kernels(isa, false)->sampling->total(x, count);
+}
+
+double pronk_exp_total(const float* x, int64_t count, float largest, int32_t isa) {
+  IeeeMode mode;
+  return isa_kernels(isa, false)->sampling->exp_total(x, count, largest);
 }
 
 int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain) {

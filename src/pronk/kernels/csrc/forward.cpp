@@ -436,7 +436,7 @@ int64_t pronk_workspace(void) { return arena.size; }
 
 int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   if (!is_valid(ops, count, pass)) return UNSUPPORTED;
-  const IsaKernels* isa = isa_kernels(pass->isa);
+  const IsaKernels* isa = isa_kernels(pass->isa, pass->fast);
   State s;
   s.ops = ops;
   s.count = count;

@@ -11,6 +11,6 @@ const bool BF16_ACTIVATIONS = false;  // GEMM takes float32 input; bf16 weights 
 #include "round.inc"
 }  // namespace
 static const QuantKernels quant_avx2 = make_quant_kernels();
-const Sampling sampling_avx2 = {sample, sample_draft};
+const Sampling sampling_avx2 = SAMPLING;
 const IsaKernels kernels_avx2 = {execute, &quant_avx2, round_row, &sampling_avx2, BF16_ACTIVATIONS};
 }  // namespace pronk

@@ -1,4 +1,4 @@
-// AVX-512 with the bf16 dot product (vdpbf16ps).
+// `avx512_bf16` with fast bits: AVX-512 with the bf16 dot product (vdpbf16ps).
 #include <immintrin.h>
 #include "common.h"
 #if defined(PRONK_EMULATE)

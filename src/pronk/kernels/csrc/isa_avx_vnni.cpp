@@ -24,7 +24,6 @@ const bool BF16_ACTIVATIONS = false;
 }  // namespace
 const QuantKernels quant_avx_vnni = make_quant_kernels();
 #if defined(PRONK_EMULATE)
-static const Sampling sampling = {sample, sample_draft};
-const IsaKernels kernels_emulated_amx = {execute, &quant_avx_vnni, round_row, &sampling, BF16_ACTIVATIONS};
+const IsaKernels kernels_emulated_amx = {execute, &quant_avx_vnni, round_row, &SAMPLING, BF16_ACTIVATIONS};
 #endif
 }  // namespace pronk

@@ -24,6 +24,6 @@ constexpr int QUANT_ACCUMULATORS = TILE_M;
 #include "round.inc"
 }  // namespace
 static const QuantKernels quant_portable = make_quant_kernels();
-const Sampling sampling_portable = {sample, sample_draft};
+const Sampling sampling_portable = SAMPLING;
 const IsaKernels kernels_portable = {execute, &quant_portable, round_row, &sampling_portable, BF16_ACTIVATIONS};
 }  // namespace pronk

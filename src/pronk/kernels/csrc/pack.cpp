@@ -21,6 +21,7 @@ struct PackBlocks {
   const pronk_weights* w;
   const pronk_blocks* source;
   int32_t format;
+  int64_t first, count;  // the blocks of 16 outputs to pack
   uint8_t* data;
   std::atomic<bool>* damaged;  // set if a scale is not finite
 };
@@ -96,10 +97,13 @@ void store_codes(int bits, const uint8_t* codes, int64_t count, int64_t lane, ui
   if (high_bits) store_32(to, high);
 }
 
-// Return code `k` of output `lane`, stored by store_codes.
+// Return code `k` of output `lane` of a group or chunk, see pronk_weights.
 int32_t load_code(int bits, const uint8_t* part, int64_t k, int64_t lane) {
   const uint8_t* at = part + 4 * lane + k % 4;
   if (bits == 8) return at[k / 4 * 64];
+  if (bits == 2) return at[k / 16 * 64] >> (k % 16 / 4 * 2) & 3;
+  if (bits == 3 && k < 24) return at[k / 8 * 64] >> (k % 8 / 4 * 3) & 7;
+  if (bits == 3) return at[(k - 24) / 4 * 64] >> 6 | (at[128] >> (k / 4) & 1) << 2;
   int32_t code = at[k / 8 * 64] >> (k & 4) & 15;
   if (bits == 5) code |= (at[256] >> (k / 4) & 1) << 4;
   if (bits == 6) code |= (at[128] >> (k / 4 * 2) & 3) << 4;
@@ -152,8 +156,8 @@ void pack_codes_part(void* argument, int thread, int threads) {
 }
 
 // The formats of GGUF blocks, by their numbers in ggml.h: bytes of a block, and its weights (32 or 256).
-enum { GGUF_Q4_0 = 2, GGUF_Q4_1 = 3, GGUF_Q5_0 = 6, GGUF_Q5_1 = 7, GGUF_Q8_0 = 8, GGUF_Q4_K = 12, GGUF_Q5_K = 13,
-       GGUF_Q6_K = 14 };
+enum { GGUF_Q4_0 = 2, GGUF_Q4_1 = 3, GGUF_Q5_0 = 6, GGUF_Q5_1 = 7, GGUF_Q8_0 = 8, GGUF_Q2_K = 10, GGUF_Q3_K = 11,
+       GGUF_Q4_K = 12, GGUF_Q5_K = 13, GGUF_Q6_K = 14, GGUF_IQ4_XS = 23 };
 
 int64_t gguf_block_bytes(int format) {
   switch (format) {
@@ -162,9 +166,12 @@ int64_t gguf_block_bytes(int format) {
     case GGUF_Q5_0: return 22;
     case GGUF_Q5_1: return 24;
     case GGUF_Q8_0: return 34;
+    case GGUF_Q2_K: return 84;
+    case GGUF_Q3_K: return 110;
     case GGUF_Q4_K: return 144;
     case GGUF_Q5_K: return 176;
     case GGUF_Q6_K: return 210;
+    case GGUF_IQ4_XS: return 136;
     default: return 0;
   }
 }
@@ -188,11 +195,23 @@ inline void pack_32_nibbles(const uint8_t* p, uint8_t* to) {
   for (int i = 0; i < 4; i++) store_8_codes(to + 64 * i, load_64(p + 8 * i) >> SHIFT & NIBBLES);
 }
 
+// Pack 32 4-bit codes of an output: the low nibbles of p[0 .. 15], then the high ones.
+inline void pack_split_nibbles(const uint8_t* p, uint8_t* to) {
+  uint64_t first = load_64(p), second = load_64(p + 8);
+  store_8_codes(to, first & NIBBLES);
+  store_8_codes(to + 64, second & NIBBLES);
+  store_8_codes(to + 128, first >> 4 & NIBBLES);
+  store_8_codes(to + 192, second >> 4 & NIBBLES);
+}
+
 // Return a packed word: byte j has the `width` high bits of code j at bit step * width, and those of code j + 4 `width`
 // bits higher. Byte i of `bits` has the high bits of code i.
 inline uint32_t high_bits(uint64_t bits, int step, int width) {
   return ((uint32_t)bits | (uint32_t)(bits >> 32) << width) << (step * width);
 }
+
+// Return a word whose byte j has bit j of `bits` (0 to 15) as its lowest bit. The sums of the product have no carries.
+inline uint32_t spread_4_bits(uint32_t bits) { return bits * 0x00204081u & 0x01010101u; }
 
 // Pack a GGUF block of 32 weights as a group of an output, whose first scale is at `to` and whose first codes are at
 // `codes`; return whether its scale and minimum are finite.
@@ -204,15 +223,10 @@ bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
   if (format == GGUF_Q8_0) {
     for (int i = 0; i < 8; i++) store_32(codes + 64 * i, load_32(p + 4 * i) ^ 0x80808080u);
   } else {
-    const uint8_t* nibbles = p + (five ? 4 : 0);
-    uint64_t first = load_64(nibbles), second = load_64(nibbles + 8);
-    store_8_codes(codes, first & NIBBLES);
-    store_8_codes(codes + 64, second & NIBBLES);
-    store_8_codes(codes + 128, first >> 4 & NIBBLES);
-    store_8_codes(codes + 192, second >> 4 & NIBBLES);
+    pack_split_nibbles(p + (five ? 4 : 0), codes);
     if (five) {  // bit k of 32 is the high bit of code k
       uint32_t bits = load_32(p), high = 0;
-      for (int k = 0; k < 32; k++) high |= (bits >> k & 1) << (k % 4 * 8 + k / 4);
+      for (int k = 0; k < 32; k += 4) high |= spread_4_bits(bits >> k & 15) << (k / 4);
       store_32(codes + 256, high);
     }
   }
@@ -266,13 +280,92 @@ bool pack_k6(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) 
   return is_finite_half(from + 208);
 }
 
+// Pack the 2-bit codes of group `g` of a Q2_K or Q3_K block, whose 64 bytes of codes are at `from`. Input
+// 128 h + 32 r + i has its code in bits 2 r and 2 r + 1 of byte 32 h + i. Here i is 0 or 16, the start of the group.
+void pack_two_bits(const uint8_t* from, int g, uint8_t* to) {
+  const uint8_t* p = from + g / 8 * 32 + g % 2 * 16;
+  int shift = g % 8 / 2 * 2;
+  store_32(to, high_bits(load_64(p) >> shift & BITS_01, 0, 2) | high_bits(load_64(p + 8) >> shift & BITS_01, 2, 2));
+}
+
+// Pack a Q2_K block as a super-block of an output, see pack_k45; return whether its factors are finite. The first 16
+// bytes have the scale of a group in the low and the minimum in the high nibble.
+bool pack_k2(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from + 80, 2);
+  memcpy(to + 32, from + 82, 2);
+  for (int g = 0; g < 16; g++) {
+    scales[g / 2 * 32 + g % 2] = from[g];
+    pack_two_bits(from + 16, g, codes + 64 * g);
+  }
+  return is_finite_half(from + 80) && is_finite_half(from + 82);
+}
+
+// Return the 6-bit scale of group `g` of a Q3_K block, whose 12 bytes of scales are at `s`: the low 4 bits of scales i and
+// i + 8 are in byte i < 8, the high bits of scales i, i + 4, i + 8 and i + 12 in byte 8 + i, i < 4.
+uint8_t scale_of_k3(const uint8_t* s, int g) {
+  return (uint8_t)((s[g % 8] >> (g / 8 * 4) & 15) | (s[8 + g % 4] >> (g / 4 * 2) & 3) << 4);
+}
+
+// Pack a Q3_K block as a super-block of an output, see pack_k45; return whether its factor is finite. Of input 32 p + i,
+// bit p of byte i is the high bit of the code; the low bits are those of a Q2_K block.
+bool pack_k3(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from + 108, 2);
+  for (int place = 0; place < 4; place++) {  // the scales of groups place, place + 4, … are at one place of a vector
+    uint8_t scale[4], *at = scales + place / 2 * 32 + place % 2;
+    for (int i = 0; i < 4; i++) scale[i] = scale_of_k3(from + 96, 4 * i + place);
+    at[0] = (uint8_t)((scale[0] & 15) | scale[1] << 4);
+    at[64] = (uint8_t)((scale[2] & 15) | scale[3] << 4);
+    at[128] = (uint8_t)(scale[0] >> 4 | scale[1] >> 4 << 2 | scale[2] >> 4 << 4 | scale[3] >> 4 << 6);
+  }
+  for (int pair = 0; pair < 8; pair++, codes += 192) {
+    uint32_t low[8], code[8];  // four codes each
+    for (int step = 0; step < 8; step++) {
+      low[step] = load_32(from + 32 + pair / 4 * 32 + 4 * step) >> (pair % 4 * 2) & (uint32_t)BITS_01;
+      code[step] = low[step] | (load_32(from + 4 * step) >> pair & (uint32_t)BITS_0) << 2;
+    }
+    store_32(codes, code[0] | code[1] << 3 | low[6] << 6);
+    store_32(codes + 64, code[2] | code[3] << 3 | low[7] << 6);
+    store_32(codes + 128, code[4] | code[5] << 3 | (code[6] ^ low[6]) << 4 | (code[7] ^ low[7]) << 5);
+  }
+  return is_finite_half(from + 108);
+}
+
+// Pack an IQ4_XS block as a super-block of an output, see pack_k45; return whether its factor is finite. Bytes 2 and 3
+// have the high 2 bits of the scales, bytes 4 to 7 their low 4 bits.
+bool pack_iq4(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from, 2);
+  int high = from[2] | from[3] << 8;
+  for (int g = 0; g < 8; g++) {
+    int scale = (from[4 + g / 2] >> (g % 2 * 4) & 15) | (high >> (2 * g) & 3) << 4;
+    scales[g / 2 * 32 + g % 2] = (uint8_t)(scale - 32);
+    pack_split_nibbles(from + 8 + 16 * g, codes + 256 * g);
+  }
+  return is_finite_half(from);
+}
+
+// Return whether the factors of the blocks of 16 outputs of a stored type are finite. (The scales of NVFP4 always are.)
+bool have_finite_factors(const StoredType* type, const pronk_weights* w, const uint8_t* from) {
+  alignas(64) uint8_t decoded[MAX_DECODED];
+  float factor[16];
+  type->decode(from, w->codebook, decoded);
+  memcpy(factor, decoded, sizeof factor);
+  bool finite = true;
+  for (int i = 0; i < 16; i++) finite &= (bool)isfinite(factor[i]);
+  return finite;
+}
+
 // Pack a block of type `format` as a group or super-block of an output, whose first scale or factor is at `to`, first
 // scale of a super-block at `scales` and first codes at `codes`; return whether its numbers are finite.
 bool pack_block(const pronk_weights* w, int32_t format, const uint8_t* from, uint8_t* to, uint8_t* scales,
                 uint8_t* codes) {
-  if (format == GGUF_Q6_K) return pack_k6(from, to, scales, codes);
-  if (has_super_blocks(w)) return pack_k45(format == GGUF_Q5_K, from, to, scales, codes);
-  return pack_group(format, from, to, codes);
+  switch (w->type) {
+    case PRONK_K2: return pack_k2(from, to, scales, codes);
+    case PRONK_K3: return pack_k3(from, to, scales, codes);
+    case PRONK_K4: case PRONK_K5: return pack_k45(format == GGUF_Q5_K, from, to, scales, codes);
+    case PRONK_K6: return pack_k6(from, to, scales, codes);
+    case PRONK_IQ4: return pack_iq4(from, to, scales, codes);
+    default: return pack_group(format, from, to, codes);
+  }
 }
 
 // Return the stored bytes of output `row`; with heads, undo the row order of interleaved RoPE (see pronk_blocks).
@@ -292,7 +385,8 @@ void pack_blocks_part(void* argument, int thread, int threads) {
   int64_t units = quant_units(w), unit_bytes = quant_unit_bytes(w), header = quant_header(w);
   int64_t bytes = gguf_block_bytes(p->format);
   bool finite = true;
-  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+  int64_t end = p->first + p->count * (thread + 1) / threads;
+  for (int64_t b = p->first + p->count * thread / threads; b < end; b++) {
     int64_t count, first = block_rows(w, b, &count);
     const uint8_t* row[16];
     for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, units * bytes);
@@ -303,6 +397,28 @@ void pack_blocks_part(void* argument, int thread, int threads) {
         uint8_t *scale = to + 2 * i, *scales = to + SUPER_SCALES + 2 * i, *codes = to + header + 4 * i;
         finite &= pack_block(w, p->format, from, scale, scales, codes);
       }
+  }
+  if (!finite) p->damaged->store(true, std::memory_order_relaxed);
+}
+
+// Pack a thread's share of blocks of a stored type: the bytes of 16 outputs alternate.
+void pack_stored_part(void* argument, int thread, int threads) {
+  const PackBlocks* p = (const PackBlocks*)argument;
+  const pronk_weights* w = p->w;
+  const StoredType* type = stored_type(w->stored);
+  int64_t per_row = w->K / type->inputs;
+  bool finite = true;
+  int64_t end = p->first + p->count * (thread + 1) / threads;
+  for (int64_t b = p->first + p->count * thread / threads; b < end; b++) {
+    int64_t count, first = block_rows(w, b, &count);
+    const uint8_t* row[16];
+    for (int64_t i = 0; i < count; i++) row[i] = gguf_row(p, first + i, per_row * type->bytes);
+    uint8_t* to = p->data + b * quant_block_bytes(w);
+    for (int64_t u = 0; u < per_row; u++, to += 16 * type->bytes) {
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t k = 0; k < type->bytes; k++) to[16 * k + i] = row[i][u * type->bytes + k];
+      finite &= have_finite_factors(type, w, to);
+    }
   }
   if (!finite) p->damaged->store(true, std::memory_order_relaxed);
 }
@@ -342,7 +458,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
                     int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
   float* converted = nullptr;
   if (type != PRONK_F32 && !(converted = (float*)malloc((size_t)(threads * K) * 4))) return -1;
-  RoundFunction round = isa_kernels(isa)->round;
+  RoundFunction round = isa_kernels(isa, false)->round;
 #if (defined(__x86_64__) || defined(_M_X64)) && !defined(PRONK_WITHOUT_AVX512)
   if (!round) round = round_avx512;
 #endif
@@ -354,7 +470,7 @@ int32_t pronk_round(const void* source, int32_t type, int64_t N, int64_t K, int6
 }
 
 int64_t pronk_packed_size(const pronk_weights* w) {
-  if (is_quantized(w)) return w->blocks * quant_units(w) * quant_unit_bytes(w);
+  if (is_quantized(w)) return w->blocks * quant_block_bytes(w);
   return w->blocks * (w->type == PRONK_BF16 ? w->K_pad : w->K) * 16 * type_size(w->type);
 }
 
@@ -372,14 +488,15 @@ void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float*
 }
 
 int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
-                          void* data, int32_t threads) {
+                          int64_t first, int64_t blocks, void* data, int32_t threads) {
   std::atomic<bool> damaged(false);
   int64_t rows = 0;
   for (int64_t i = 0; i < count; i++) rows += source[i].rows;
-  if (rows != w->N * (w->gated ? 2 : 1) || !gguf_block_bytes(format)) return -2;
-  PackBlocks pack = {w, source, format, (uint8_t*)data, &damaged};
+  if (rows != w->N * (w->gated ? 2 : 1) || !(w->stored || gguf_block_bytes(format))) return -2;
+  if (first < 0 || blocks < 0 || first + blocks > w->blocks) return -2;
+  PackBlocks pack = {w, source, format, first, blocks, (uint8_t*)data, &damaged};
   PoolLock locked;
-  pool_run(threads, pack_blocks_part, &pack);
+  pool_run(threads, w->stored ? pack_stored_part : pack_blocks_part, &pack);
   return damaged ? -1 : 0;
 }
 
@@ -396,11 +513,38 @@ static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int
     if (!w->minima) return scale * (float)(code - (1 << (bits - 1)));
     return scale * (float)code + load_number(at + header / 2, w->scale_type, lane);
   }
-  int64_t group = k / w->group, place = group / 2 * 32 + lane * 2 + group % 2;
-  int32_t code = load_code(bits, at + header + group * w->group * bits * 2, k % w->group, lane);
-  float scale = load_number(at, PRONK_F16, lane) * (float)(int8_t)at[SUPER_SCALES + place];
-  if (w->type == PRONK_K6) return scale * (float)(code - 32);
-  return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)at[SUPER_SCALES + 128 + place];
+  if (w->type == PRONK_K8) {
+    int32_t scale;
+    memcpy(&scale, at + SUPER_SCALES + k / w->group * 64 + 4 * lane, 4);
+    return load_number(at, PRONK_F32, lane) * (float)scale * (float)(load_code(8, at + header, k, lane) - 128);
+  }
+  const SuperFormat format = super_format(w->type);
+  int64_t group = k / format.group, place = group / 2 * 32 + lane * 2 + group % 2, chunk = format.chunk();
+  int32_t code = load_code(bits, at + header + k / chunk * chunk * bits * 2, k % chunk, lane);
+  const uint8_t* scales = at + SUPER_SCALES;
+  int32_t integer = (int8_t)scales[place], minimum = scales[128 + place];
+  if (w->type == PRONK_K2) integer = scales[place] & 15, minimum = scales[place] >> 4;
+  if (w->type == PRONK_K3) integer = load_code(6, scales + place % 64, place / 64 * 4, 0) - 32;
+  if (w->type == PRONK_IQ4) code = IQ4_VALUES[code];
+  float scale = load_number(at, PRONK_F16, lane) * (float)integer;
+  if (!format.minima) return scale * (float)(code - (1 << format.zero_shift));
+  return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)minimum;
+}
+
+// Convert `count` weights of one output to float32: blocks of a stored type from `from` on, whose bytes are `stride` bytes
+// apart.
+static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t stride, int64_t count, float* out) {
+  const StoredType* type = stored_type(w->stored);
+  alignas(64) uint8_t decoded[MAX_DECODED];
+  uint8_t blocks[16 * MAX_STORED] = {0};  // those of 16 outputs, of which the first is used
+  pronk_weights one = *w;
+  one.data = decoded;
+  one.K = one.K_pad = type->inputs;
+  for (int64_t at = 0; at < count; at += type->inputs, from += stride * type->bytes) {
+    for (int64_t k = 0; k < type->bytes; k++) blocks[16 * k] = from[stride * k];
+    type->decode(blocks, w->codebook, decoded);
+    for (int64_t k = 0; k < type->inputs; k++) out[at + k] = dequantize(&one, 0, 0, k);
+  }
 }
 
 void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
@@ -411,6 +555,10 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
   } else {
     int64_t inside = row % w->unit;
     block = row / w->unit * (round_up(w->unit, 16) / 16) + inside / 16, lane = inside % 16;
+  }
+  if (w->stored) {
+    const uint8_t* from = (const uint8_t*)w->data + block * quant_block_bytes(w) + lane;
+    return unpack_stored(w, from, 16, w->K, out);
   }
   for (int64_t k = 0; k < w->K; k++) {
     if (w->type == PRONK_BF16)
@@ -428,9 +576,14 @@ void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(
 
 void pronk::unpack_blocks(const pronk_weights* w, int32_t format, const void* table, int64_t row, int64_t count,
                           float* out) {
+  if (w->stored) {
+    const StoredType* type = stored_type(w->stored);
+    int64_t row_bytes = count / type->inputs * type->bytes;
+    return unpack_stored(w, (const uint8_t*)table + row * row_bytes, 1, count, out);
+  }
   int64_t bytes = gguf_block_bytes(format);
   const uint8_t* from = (const uint8_t*)table + row * (count / quant_unit(w)) * bytes;
-  uint8_t packed[SUPER_HEADER + SUPER_BLOCK * 16];  // at most 16 outputs of 8 bits; one of them is used
+  uint8_t packed[MAX_SUPER_HEADER + SUPER_BLOCK * 16];  // at most 16 outputs of 8 bits; one of them is used
   pronk_weights one = *w;                           // a matrix of one output, of one block
   one.data = packed;
   one.K = one.K_pad = quant_unit(w);

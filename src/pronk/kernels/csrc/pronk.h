@@ -11,12 +11,12 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 18
+#define PRONK_VERSION 20
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
   PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5,
-  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9
+  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10, PRONK_K2 = 11, PRONK_K3 = 12, PRONK_IQ4 = 13
 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
@@ -92,21 +92,41 @@ enum pronk_activation {
 //                pair of groups [pairs][16][2]; k4, k5: the unsigned 8-bit minima [pairs][16][2]; and the codes, group
 //                after group. A group is 32 inputs, with k6 16. k4 like q4, k5 like q5, and k6 the low 4 bits like q4,
 //                then the high bits [16][4]: bits 2 i and 2 i + 1 of byte j are those of k = 4 i + j
+//   k2, k3, iq4  [blocks][K / 256] super-blocks, those of Q2_K, Q3_K and IQ4_XS. They begin with the factors of k4 to k6
+//              (k3, iq4: zeros in place of factors of the minima). A *chunk* is the 32 codes of a pair of groups of 16:
+//                k2  bytes [pairs][16][2], with a 4-bit scale in the low and a 4-bit minimum in the high nibble; then
+//                    chunks of two vectors [16][4], one for each group: bits 2 i and 2 i + 1 of byte j are those of
+//                    k = 4 i + j
+//                k3  6-bit scales, less a zero of 32: of the bytes [8 pairs][16][2] = [4][64] that 8-bit scales would
+//                    be, the low 4 bits [2][64], with vectors 0 and 2 in the low and 1 and 3 in the high nibbles, then
+//                    the high bits [64], bits 2 i and 2 i + 1 of vector i; then chunks of three vectors [16][4]: bits
+//                    3 i to 3 i + 2 of byte j of vector v are those of k = 8 v + 4 i + j. Bits 6 and 7 of vectors 0 and
+//                    1 are the low bits of k = 24 + j and 28 + j, and bits 6 and 7 of vector 2 their high bits
+//                iq4 the signed 8-bit scales of pairs of groups of 32 like k4; then codes like q4, which are indices of
+//                    the table IQ4_VALUES (common.h)
+//   k8         [blocks][K / 256] super-blocks: 16 factors (f32), the scales of 16 groups of 16 inputs [16][16] (int32), and
+//              the codes like q8. Only decoded blocks of a file have this type, see `stored`
 // A weight is scale * code + minimum; without minima scale * (code - zero), with the group's zero point or a zero of 128
 // (q8), 16 (q5) or 8 (q4).
-// k4 and k5: factor * scale * code - factor of the minima * minimum; k6: factor * scale * (code - 32).
+// k4 and k5: factor * scale * code - factor of the minima * minimum; k6: factor * scale * (code - 32); k8: factor * scale *
+// (code - 128). k2 is like k4, k3 like k6 with code - 4, and iq4 with a value of the table.
+//
+// With `stored`, the data are the blocks of a GGUF file, [blocks][K / inputs of a file's block][bytes of a file's block][16],
+// and the fields `type` to `scale_type` describe what the kernels decode them to when they multiply (decode.inc).
 typedef struct {
   int32_t type;
   int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate: gate, up, gate, up, …
   int32_t group;         // quantized: number of weights along K that share a scale; a multiple of 8
   int32_t minima;        // q8, q5, q4: what groups have besides a scale: 0 nothing, 1 a minimum, 2 a zero point (q8, q4)
   int32_t scale_type;    // q8, q5, q4: type of scales and minima, f32, bf16 or f16
+  int32_t stored;        // number in ggml.h of the type of the file's blocks that are the data; 0: none
   int64_t N, K, K_pad;   // outputs (of the gate alone, if gated), inputs, padded inputs
   int64_t unit;          // outputs after which a new block begins: head_dim for PRONK_QKV, else N
   int64_t blocks;
   const void* data;
   const float* bias;     // [blocks * 16] or null
   const int32_t* order;  // quantized: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
+  const void* codebook;  // stored: for each index in a block, the bytes that decode.inc describes; null: the type has none
 } pronk_weights;
 
 // A low-rank adapter (LoRA) of the matrix W of an operation. The operation computes x W^T + (x down^T) up^T + b instead of
@@ -233,6 +253,8 @@ typedef struct {
   int32_t hidden;            // width of the stream
   int32_t isa;               // pronk_isa, at most pronk_detect()
   int32_t threads;           // at least 1
+  int32_t fast;              // 0: portable bits, the same on every instruction set. 1: bf16 GEMM takes bf16 rows and the
+                             // bf16 products of avx512_bf16 or amx, which round differently from each other
   const int32_t* tokens;     // [rows] token ids
   const pronk_segment* segment;  // [segments], one per request
   const pronk_segment* others;   // [num_others, segments] the requests' tokens in other caches; without nodes
@@ -272,12 +294,13 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 // zero points those of `scale`, and a minimum is -scale * zero point.
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
-// Pack blocks of a GGUF file into `data`, filled with 0. The `count` sources are stacked; gated: the gate, then the up
-// projection. `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and 12,
-// 13, 14 for Q4_K, Q5_K, Q6_K. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows or the
-// type is unknown.
+// Pack blocks of a GGUF file into `data`, filled with 0: of all w->blocks blocks of 16 outputs those from `first` on,
+// `blocks` of them. The `count` sources are stacked, with all rows of w; gated: the gate, then the up projection.
+// `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, 10 to 14 for Q2_K to
+// Q6_K, and 23 for IQ4_XS. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows, w does not have
+// the blocks, or the type is unknown.
 PRONK_API int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
-                                    void* data, int32_t threads);
+                                    int64_t first, int64_t blocks, void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
 // [N, K], `scale` [N, groups]. `tries`: number of ranges 1, 0.95, 0.9, … to try, see best_scale (round.inc). Returns 0,
 // or -1 if memory is exhausted.
@@ -298,6 +321,12 @@ PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float tempera
 // -1 if all are banned or a logit is NaN or plus infinity.
 PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
                                      const int32_t* ids, float* scores, float* confidence, int32_t isa);
+// Replace numbers by their exponentials or natural logarithms, with the bits of pronk.base.exact_math on every isa.
+PRONK_API void pronk_exp(double* x, int64_t count, int32_t isa);
+PRONK_API void pronk_log(double* x, int64_t count, int32_t isa);
+// Return the sum of `x`, or of the exponentials of `x` minus `largest`, in the order of pronk.base.exact_math.total.
+PRONK_API double pronk_total(const double* x, int64_t count, int32_t isa);
+PRONK_API double pronk_exp_total(const float* x, int64_t count, float largest, int32_t isa);
 // Run a program over the rows of one request, sample a draft token, run the program for this token, and so on, up to
 // chain->steps times. The stream of each further run begins with the last row of the run before: a program that reads
 // features continues with its own output. `pass->logits` is [1, vocab]. Returns the number of forward passes, or

@@ -1,7 +1,42 @@
-// Scalar conversions and the hash behind the sampling noise.
+// Scalar arithmetic with specified rounding, conversions, and the hash behind the sampling noise.
 #pragma once
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
+
+static_assert(FLT_EVAL_METHOD == 0, "float operations have to round to float (32-bit x86: -mfpmath=sse)");
+
+// Fused multiply-add a * b + c, rounded once, for processors without the instruction. The product is exact in double. The
+// sum is rounded to odd (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"): truncated, and its last
+// bit set if it is inexact. So the second rounding, to float, sees on which side of a tie the exact sum is.
+static inline float fused_multiply_add(float a, float b, float c) {
+  double product = (double)a * (double)b, sum = product + (double)c;
+  double added = sum - product;
+  double error = (product - (sum - added)) + ((double)c - added);  // exact (Knuth's TwoSum); NaN for an infinite sum
+  uint64_t bits, error_bits;
+  memcpy(&bits, &sum, 8);
+  memcpy(&error_bits, &error, 8);
+  uint64_t is_inexact = (error < 0.0) | (error > 0.0);
+  uint64_t is_above = (bits ^ error_bits) >> 63;  // whether the rounded sum has the larger magnitude
+  bits = (bits - (is_inexact & is_above)) | is_inexact;
+  memcpy(&sum, &bits, 8);
+  return (float)sum;
+}
+
+// Natural logarithm of a positive normal number, with a relative error below 2^-35 before the result is rounded. With
+// x = 2^e m and m in [sqrt(1/2), sqrt(2)): e log(2) + 2 atanh(s), a series in s = (m - 1) / (m + 1).
+static inline float natural_log(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  int32_t exponent = (int32_t)(bits - 0x3f3504f3) >> 23;  // 0x3f3504f3: sqrt(1/2)
+  bits -= (uint32_t)exponent << 23;
+  float m;
+  memcpy(&m, &bits, 4);
+  double s = ((double)m - 1.0) / ((double)m + 1.0), z = s * s;
+  double series = 0.0;
+  for (int n = 15; n > 0; n -= 2) series = series * z + 2.0 / n;
+  return (float)((double)exponent * 0.69314718055994531 + s * series);
+}
 
 static inline float bf16_to_float(uint16_t x) {
   uint32_t bits = (uint32_t)x << 16;

@@ -1,8 +1,11 @@
 // Vectors of 16 floats (vf) with the same functions on every instruction set. Each isa_*.cpp includes this file in its
 // unnamed namespace and is compiled with the flags of its instruction set.
 //
-// If one of the two arguments is NaN, vmax and vmin return the second argument, as the x86 instructions do. From 32
-// bf16, veven loads the 16 elements of even index, vodd those of odd index.
+// Every function has one result, to the bit, on every instruction set (but for which NaN a NaN is): operations are those
+// of IEEE 754, rounded to nearest, ties to even; vfma is rounded once; if one of the two arguments is NaN, or both are
+// zeros, vmax and vmin return the second argument, as the x86 instructions do; vsum, vlargest, vexp and vnormal define
+// their operations below. Conversions to bf16 round to nearest, ties to even; any NaN becomes 0x7fc0. From 32 bf16, veven
+// loads the 16 elements of even index, vodd those of odd index.
 
 #if defined(PRONK_SIMD_AVX512)
 
@@ -143,8 +146,7 @@ static inline vf vround(vf x) {
 
 #else
 
-// Loops over 16 lanes, which the compiler vectorizes for the target (SSE2, NEON, SVE …). On a target without fused
-// multiply-add vfma rounds twice, for all rows alike.
+// Loops over 16 lanes, which the compiler vectorizes for the target (SSE2, NEON, SVE …).
 struct vf { float x[16]; };
 #define PRONK_EACH for (int i = 0; i < 16; i++)
 static inline float bits_to_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -158,10 +160,10 @@ static inline vf vsub(vf a, vf b) { PRONK_EACH a.x[i] -= b.x[i]; return a; }
 static inline vf vmul(vf a, vf b) { PRONK_EACH a.x[i] *= b.x[i]; return a; }
 static inline vf vdiv(vf a, vf b) { PRONK_EACH a.x[i] /= b.x[i]; return a; }
 static inline vf vfma(vf a, vf b, vf c) {
-#if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
+#if defined(__FMA__) || defined(__aarch64__) || defined(__FP_FAST_FMAF)
   PRONK_EACH c.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]);
 #else
-  PRONK_EACH c.x[i] += a.x[i] * b.x[i];
+  PRONK_EACH c.x[i] = fused_multiply_add(a.x[i], b.x[i], c.x[i]);
 #endif
   return c;
 }
@@ -233,9 +235,17 @@ static inline float vsum(vf x) {
 #endif
 }
 
-static inline float vlargest(vf x) {  // maximum of the 16 lanes
+// Maximum of the 16 lanes, in the order of vsum; of two lanes the one with the larger index if one is NaN.
+static inline float vlargest(vf x) {
+#if defined(PRONK_SIMD_AVX512) || defined(PRONK_SIMD_AVX2)
 #if defined(PRONK_SIMD_AVX512)
-  return _mm512_reduce_max_ps(x);
+  __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+  __m256 eight = _mm256_max_ps(x.a, x.b);
+#endif
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 #else
   float lane[16];
   vstore(lane, x);
@@ -245,7 +255,7 @@ static inline float vlargest(vf x) {  // maximum of the 16 lanes
 #endif
 }
 
-// e^x, with an error of at most 2 units in the last place; 0 below -87.33, infinity above 88.73, NaN for NaN.
+// e^x, with an error of at most 2 units in the last place; 0 below -87.33, infinity above 88.37, NaN for NaN.
 static inline vf vexp(vf x) {
   vf y = vmin(vset(89.0f), vmax(vset(-88.0f), x));
   vf n = vround(vmul(y, vset(1.44269504088896341f)));
@@ -259,4 +269,24 @@ static inline vf vexp(vf x) {
   p = vfma(p, r, vset(5.0000001201e-1f));
   p = vadd(vfma(p, vmul(r, r), r), vset(1.0f));
   return vbelow(x, -87.33f, vzero(), vscale2(p, n));
+}
+
+// Distribution function of the normal distribution, with an absolute error below 2e-7: erfc(t) / 2 for x < 0, otherwise
+// 1 - erfc(t) / 2, where t = |x| / sqrt(2). With v = t / (2 + t), erfc(t) = (1 - v) e^(v Q(v) - t^2) on all of t >= 0; Q is
+// a minimax polynomial.
+static inline vf vnormal(vf x) {
+  vf t = vmul(vmax(vsub(vzero(), x), x), vset(0.70710678118654752f));
+  vf u = vdiv(vset(2.0f), vadd(vset(2.0f), t));
+  vf v = vmul(vmul(vset(0.5f), t), u);
+  vf q = vset(-0.135161608f);
+  q = vfma(q, v, vset(0.587498248f));
+  q = vfma(q, v, vset(-0.871955931f));
+  q = vfma(q, v, vset(0.465236425f));
+  q = vfma(q, v, vset(-0.145498127f));
+  q = vfma(q, v, vset(0.238289639f));
+  q = vfma(q, v, vset(0.155830249f));
+  q = vfma(q, v, vset(-0.302898079f));
+  q = vfma(q, v, vset(-1.25676537f));
+  vf half_erfc = vmul(vmul(vset(0.5f), u), vexp(vfma(q, v, vsub(vzero(), vmul(t, t)))));
+  return vbelow(x, 0.0f, half_erfc, vsub(vset(1.0f), half_erfc));
 }

@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include "ieee_mode.h"
+
 #include <atomic>
 #include <new>
 
@@ -130,7 +132,10 @@ void worker_loop(Worker* self) {
     pool.start.wait(last_seen, IDLE_SPIN_SECONDS);
     last_seen = pool.start.value.load(std::memory_order_acquire);
     if (self->number < (int)(last_seen % 1024)) {
-      pool.task(pool.argument, self->number, pool.size);
+      {
+        IeeeMode mode;
+        pool.task(pool.argument, self->number, pool.size);
+      }
       pool_barrier();
     }
   }
@@ -200,6 +205,7 @@ void pool_run(int threads, pool_task task, void* argument) {
     pool.solo_runs--;
     threads = 1;
   }
+  IeeeMode mode;
   pool.size = threads;
   pool.task = task;
   pool.argument = argument;

@@ -12,6 +12,7 @@ from typing import Any
 
 from pronk.base.checks import check_integer
 from pronk.base.errors import ConfigError
+from pronk.base.exact_math import log
 from pronk.checkpoint.config import (
     MAX_HEAD_DIM,
     LatentConfig,
@@ -128,10 +129,11 @@ def _attention_scale(latent: LatentConfig, rope: RopeConfig, mscale_all_dim: flo
     With YaRN, it has the factor ``(0.1 · mscale_all_dim · log(factor) + 1) ** 2``, as in DeepSeek's
     own code.
     """
-    scale = latent.query_dim**-0.5
+    scale = 1.0 / math.sqrt(latent.query_dim)
     if rope.kind != "yarn" or rope.factor <= 1:
         return scale
-    return scale * (0.1 * mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
+    growth = 0.1 * mscale_all_dim * float(log(rope.factor)) + 1.0
+    return scale * growth * growth
 
 
 def _parse_gguf(keys: GgufReader, config: ModelConfig) -> ModelConfig:

@@ -7,6 +7,7 @@ and GGUF files ``weight``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +31,10 @@ def _parse_gemma(
         norm_places="both",
         norm_offset=1.0,
         activation=keys.activation("hidden_activation", "gelu_pytorch_tanh"),
-        attention_scale=keys.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_scale=1.0 / math.sqrt(keys.number("query_pre_attn_scalar", 256)),
         attention_cap=keys.optional_number("attn_logit_softcapping"),
         logits_cap=keys.optional_number("final_logit_softcapping"),
-        embedding_scale=keys.integer("hidden_size") ** 0.5,
+        embedding_scale=math.sqrt(keys.integer("hidden_size")),
         **keys.attention_bias(),
         **features,
     )
@@ -75,8 +76,8 @@ def _parse_gguf(
         norm_places="both",
         activation="gelu_tanh",
         windows=keys.windows(config.num_layers, period, 4096),
-        embedding_scale=config.hidden_size**0.5,
-        attention_scale=scaled_size**-0.5,
+        embedding_scale=math.sqrt(config.hidden_size),
+        attention_scale=1.0 / math.sqrt(scaled_size),
     )
 
 

@@ -10,6 +10,7 @@ Source: ``models/gemma4`` of transformers; ``conversion/gemma.py`` of llama.cpp.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,7 +78,7 @@ def _features(hidden: int) -> dict[str, Any]:
         "value_norm": True,
         "layer_scalars": True,
         "attention_scale": 1.0,
-        "embedding_scale": hidden**0.5,
+        "embedding_scale": math.sqrt(hidden),
     }
 
 

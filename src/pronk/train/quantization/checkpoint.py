@@ -171,7 +171,7 @@ def _quantize_with_all_methods(
         following = count(done + 1)
         return lambda: status(step, next(following), total)
 
-    backend = choose_backend("auto", "cpu", source.config, FLOAT32)
+    backend = choose_backend("auto", "cpu", source.config, FLOAT32, "portable")
     source_perplexity = measure_perplexity(source, backend, texts, start_step("measuring", 0))
     perplexities = {}
     for number, method in enumerate(texts.methods, 1):
