@@ -34,6 +34,14 @@ _SAMPLING = (
         "test_exact_bits.py",
     ),
     Fault(
+        "replicas of other instruction sets do not continue a text, though their bits are equal",
+        "server/replicas/messages.py",
+        'return f"portable {BITS}"',
+        'return f"portable {BITS} {llm.kernels}"',
+        "server/replicas/test_dispatcher.py::test_identity_covers_formats_and_bits "
+        "server/replicas/test_dispatcher.py::test_replicas_of_other_processors_continue_a_text",
+    ),
+    Fault(
         "exponentials have another series than the kernels",
         "base/exact_math.py",
         "    4.13813679705723846039e-08,\n",
