@@ -1,5 +1,6 @@
 """Digests of outputs, and the line that cites a result."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import pronk
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
+from command_line import Command
 from pronk import LLM, OptionError, SamplingParams
 from pronk.reproducibility import PARAMS, citation, digests, model_hash
 
@@ -51,3 +53,19 @@ def test_a_citation_has_what_the_text_depends_on(
     assert "adapter" not in citation(llm, params, options)
     parallel = citation(llm, params, {"workers": 2, "parallel": "tensor"})
     assert "weights plain, workers 2;" in parallel
+
+
+def test_a_cited_text_can_be_repeated(command: Command) -> None:
+    """The line has the seed that was drawn; with its options, the text is the same."""
+    options = ["generate", "def f(x):", "--model", "pronk-tiny", "--threads", "1"]
+    request = ["--max-tokens", "24", "--temperature", "0.9"]
+    (code, text, line) = command(*options, *request, "--cite")
+    assert code == 0
+    match = re.search(r"SHA-256 [0-9a-f]{64}; .*; max_tokens=24, temperature=0.9, seed=(\d+)", line)
+    assert match is not None, line
+    assert line.startswith(f"pronk {pronk.__version__}, BITS {pronk.BITS}; model ")
+    assert command(*options, *request, "--seed", match[1]) == (0, text, "")
+    (code, out, line) = command(*options, *request, "--cite", "--json")
+    assert code == 0
+    assert out.startswith("{")
+    assert "seed=" in line
