@@ -34,6 +34,28 @@ _SAMPLING = (
         "test_exact_bits.py",
     ),
     Fault(
+        "replicas of other instruction sets do not continue a text, though their bits are equal",
+        "server/replicas/messages.py",
+        'return f"portable {BITS}"',
+        'return f"portable {BITS} {llm.kernels}"',
+        "server/replicas/test_dispatcher.py::test_identity_covers_formats_and_bits "
+        "server/replicas/test_dispatcher.py::test_replicas_of_other_processors_continue_a_text",
+    ),
+    Fault(
+        "the hash of a model in several files is that of the first",
+        "checkpoint/hub/digests.py",
+        "    if len(files) == 1:\n        return hashes[0]\n",
+        "    if files:\n        return hashes[0]\n",
+        "checkpoint/hub/test_digests.py",
+    ),
+    Fault(
+        "a cited seed is not that of the text",
+        "cli/generate.py",
+        "screen.say(citation(llm, params, load.keywords, adapter))\n",
+        "screen.say(citation(llm, replace(params, seed=1), load.keywords, adapter))\n",
+        "test_reproducibility.py",
+    ),
+    Fault(
         "exponentials have another series than the kernels",
         "base/exact_math.py",
         "    4.13813679705723846039e-08,\n",
