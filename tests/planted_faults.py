@@ -965,6 +965,27 @@ _TEXTS = (
         "text/test_detokenizer.py",
     ),
     Fault(
+        "the first window of a prompt's tokens begins inside a character",
+        "text/stream.py",
+        "            if not self._decode(window).startswith(_REPLACEMENT):\n",
+        "            if window:\n",
+        "text/test_detokenizer.py::test_prompt_that_ends_inside_a_character",
+    ),
+    Fault(
+        "pronk info downloads a model that is not on this machine",
+        "cli/info.py",
+        "may_download=False",
+        "may_download=True",
+        "cli/test_info.py::test_a_name_in_the_cache",
+    ),
+    Fault(
+        "the weights of experts count as those of the MLP",
+        "models/tensor_groups.py",
+        '("experts", "expert_", "shared_", "router", "correction")',
+        '("expert_", "shared_", "router", "correction")',
+        "models/test_tensor_groups.py::test_modules_of_gguf_files",
+    ),
+    Fault(
         "names of special tokens in untrusted messages become these tokens",
         "text/tokenizer.py",
         "plain_ids(part, encode, self.special_ids) if hidden else encode(part)",
