@@ -230,9 +230,9 @@ class Service:
             prompts = await self._read_in_turns(tenant, self._input_ids, request)
             vectors = await self.engine.embed(
                 prompts,
-                pooling=request.pooling or "mean",
+                pooling=request.pooling,
                 dimensions=request.dimensions,
-                normalize=request.normalize is not False,
+                normalize=request.normalize,
                 adapter=adapter,
                 **self._schedule(tenant, start),
             )

@@ -69,10 +69,10 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=2**31)
     pooling: Literal["mean", "last"] | None = Field(
-        None, description="Tokens to pool; default: mean."
+        None, description="Tokens to pool; default: as the model's files say, else mean."
     )
     normalize: bool | None = Field(
-        None, description="Whether vectors have length 1; default: true."
+        None, description="Whether vectors have length 1; default: as for pooling, else true."
     )
 
     def check(self, limits: RequestLimits, hidden_size: int) -> None:
