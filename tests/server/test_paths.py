@@ -33,6 +33,8 @@ def test_other_paths_are_left_alone() -> None:
     ):
         assert canonical_path(path) == path
     assert canonical_path("/models/a/b") == "/v1/models/a/b"
+    for path in ("/v2/rerank", "/reranking", "/v1/reranking"):
+        assert canonical_path(path) == "/v1/rerank"
 
 
 def test_answers_are_those_of_the_path(client: httpx.Client) -> None:
@@ -81,9 +83,6 @@ def test_unknown_paths_get_a_hint(client: httpx.Client, path: str, near: str | N
         ("/apply-template", "/tokenize"),
         ("/infill", None),
         ("/embed", "/v1/embeddings"),
-        ("/rerank", None),
-        ("/v1/rerank", None),
-        ("/v2/rerank", None),
         ("/v1/score", None),
         ("/classify", None),
         ("/ping", "/health"),

@@ -42,6 +42,7 @@ from pronk.server.protocol.small_routes import (
     DetokenizeRequest,
     EmbeddingRequest,
     ModerationRequest,
+    RerankRequest,
     TokenizeRequest,
 )
 
@@ -191,6 +192,14 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, arrived):
             reply = await service.embed(body, tenant, arrived=arrived)
+            return await _respond(models, tenant, reply, body)
+
+    @app.post("/v1/rerank", response_model=None)
+    async def rerank(request: Request, body: RerankRequest) -> Response:
+        """Order documents by their relevance to a query, as the model judges it."""
+        tenant = tenant_of(request.scope)
+        async with models.use(body.model, tenant) as (service, arrived):
+            reply = await service.rerank(body, tenant, arrived=arrived)
             return await _respond(models, tenant, reply, body)
 
     @app.post("/v1/moderations", response_model=None)

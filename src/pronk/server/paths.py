@@ -15,18 +15,27 @@ API_PATHS = (
     "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/moderations",
+    "/v1/rerank",
 )
 OTHER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ready", "/metrics")
 _VERSION = "/v1"
+# Paths of other servers whose requests are those of one of pronk's routes.
+_SAME_REQUESTS: Mapping[str, str] = {
+    "/v2/rerank": "/v1/rerank",  # Cohere
+    "/reranking": "/v1/rerank",  # llama-server
+    "/v1/reranking": "/v1/rerank",
+}
 
 
 def canonical_path(path: str) -> str:
     """Return the API path that a client means: ``/v1/models`` for ``/v1/v1/models/``.
 
-    A client's base URL may lack ``/v1``, have it twice, or end with a slash. Other paths are
-    returned unchanged.
+    A client's base URL may lack ``/v1``, have it twice, or end with a slash. A path of another
+    server that takes the same requests is replaced by pronk's. Other paths are returned unchanged.
     """
     short = path.rstrip("/")
+    if short in _SAME_REQUESTS:
+        return _SAME_REQUESTS[short]
     while short.startswith(_VERSION * 2):
         short = short.removeprefix(_VERSION)
     for candidate in (short, f"{_VERSION}{short}"):
@@ -60,7 +69,7 @@ _FOREIGN: Mapping[str, str | None] = {
     "/props": _LIST,
     "/slots": "/metrics",
     "/lora-adapters": _LIST,
-    **dict.fromkeys(("/infill", "/rerank", "/reranking"), None),
+    **dict.fromkeys(("/infill",), None),
     # paths of Text Embeddings Inference
     "/embed": _VECTORS,
     "/embed_all": _VECTORS,
@@ -79,7 +88,7 @@ _FOREIGN: Mapping[str, str | None] = {
     "/inference/v1/generate": _TEXT,
     "/get_tokenizer_info": "/tokenizer_info",
     **dict.fromkeys(
-        ("/rerank", "/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None
+        ("/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None
     ),
     **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter", "/reset_prefix_cache"), None),
     # paths of the APIs of OpenAI and Anthropic

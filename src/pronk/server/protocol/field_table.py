@@ -301,6 +301,22 @@ _EMBEDDINGS: dict[str, Treatment] = {
     "options": Accepted(),
 }
 
+# Options of `/v1/rerank`: those of Jina, Cohere, vLLM, Text Embeddings Inference and llama.cpp.
+_RERANK: dict[str, Treatment] = {
+    **_accepted("user metadata priority truncate truncation_direction raw_scores keep_alive"),
+    **_refused(
+        -1,
+        names="max_tokens_per_doc max_chunks_per_doc truncate_prompt_tokens overlap_tokens",
+        advice="send shorter documents",
+    ),
+    **_refused(["text"], names="rank_fields", advice="send documents as texts"),
+    "texts": Renamed("documents"),
+    "top_k": Renamed("top_n"),
+    "return_text": Renamed("return_documents"),
+    "instruct": Renamed("instruction"),
+    "instructions": Renamed("instruction"),
+}
+
 # Options of `/tokenize` besides those of `/v1/chat/completions`: those of llama.cpp's server.
 _TOKENIZE: dict[str, Treatment] = {
     **_accepted("return_token_strs with_pieces parse_special"),
@@ -328,6 +344,7 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "structured_outputs": _STRUCTURED_OUTPUTS,
     "embeddings": _EMBEDDINGS,
     "moderations": _MODERATIONS,
+    "rerank": _RERANK,
     "tokenize": _TOKENIZE,
 }
 # Parts of the table for objects in a request; the other parts are for the options of routes.
