@@ -72,12 +72,6 @@ def test_unknown_paths_get_a_hint(client: httpx.Client, path: str, near: str | N
 @pytest.mark.parametrize(
     ("path", "near"),
     [
-        ("/api/chat", "/v1/chat/completions"),
-        ("/api/generate", "/v1/completions"),
-        ("/api/embed", "/v1/embeddings"),
-        ("/api/tags", "/v1/models"),
-        ("/api/pull", None),
-        ("/api/blobs/sha256:0", None),
         ("/completion", "/v1/completions"),
         ("/embedding", "/v1/embeddings"),
         ("/apply-template", "/tokenize"),

@@ -17,7 +17,40 @@ API_PATHS = (
     "/v1/moderations",
     "/v1/rerank",
 )
-OTHER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ready", "/metrics")
+_OLLAMA = (
+    "/api/tags",
+    "/api/ps",
+    "/api/show",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/version",
+)
+# Paths with which Ollama's clients download, change and delete models. A server does none of this:
+# its operator does, with commands of pronk.
+_OLLAMA_CHANGES = (
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/blobs",
+)
+# Paths with errors in Ollama's format.
+OLLAMA_PATHS = (*_OLLAMA, *_OLLAMA_CHANGES)
+OTHER_PATHS = (
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/health",
+    "/ready",
+    "/metrics",
+    *_OLLAMA,
+    # paths of llama-server
+    "/props",
+    "/slots",
+)
 _VERSION = "/v1"
 # Paths of other servers whose requests are those of one of pronk's routes.
 _SAME_REQUESTS: Mapping[str, str] = {
@@ -51,23 +84,11 @@ _VECTORS = "/v1/embeddings"
 _LIST = "/v1/models"
 _FOREIGN: Mapping[str, str | None] = {
     # paths of Ollama
-    "/api/chat": _CHAT,
-    "/api/generate": _TEXT,
-    "/api/embed": _VECTORS,
-    "/api/embeddings": _VECTORS,
-    "/api/tags": _LIST,
-    "/api/ps": _LIST,
-    "/api/show": _LIST,
-    "/api/version": "/health",
-    **dict.fromkeys(
-        ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), None
-    ),
+    **dict.fromkeys(_OLLAMA_CHANGES, None),
     # paths of llama-server
     "/completion": _TEXT,
     "/embedding": _VECTORS,
     "/apply-template": "/tokenize",
-    "/props": _LIST,
-    "/slots": "/metrics",
     "/lora-adapters": _LIST,
     **dict.fromkeys(("/infill",), None),
     # paths of Text Embeddings Inference
@@ -143,6 +164,8 @@ def unknown_path_message(path: str) -> str:
         hint = f"did you mean {near}?" if near else "see /openapi.json"
         return f"path: expected one of this server, found {path!r:.80}; {hint}"
     hint = "no other route does the same, see /openapi.json"
+    if foreign_path(path) in _OLLAMA_CHANGES:
+        hint = "run `pronk pull NAME` where the server runs, and serve it with --model NAME"
     if near:
         hint = f"use {near} for the nearest"
     return f"path: pronk has no route {path!r:.80}; {hint}"

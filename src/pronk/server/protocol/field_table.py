@@ -259,6 +259,25 @@ _ANTHROPIC: dict[str, Treatment] = {
     "stop": Renamed("stop_sequences"),
 }
 
+# Options of Ollama's `/api/chat` and `/api/generate`: what to do with a prompt that is too long,
+# which is refused here.
+_OLLAMA: dict[str, Treatment] = _accepted("truncate shift")
+
+# Options of Ollama's `/api/generate`.
+_OLLAMA_GENERATE: dict[str, Treatment] = {
+    **_refused(names="suffix raw", advice="use /v1/completions"),
+    **_refused(names="template", advice="the server uses the model's template"),
+    **_refused(names="context", advice="send the conversation to /api/chat"),
+    **_refused(names="messages tools", advice="use /api/chat"),
+}
+
+# Options of Ollama's `/api/show`.
+_OLLAMA_SHOW: dict[str, Treatment] = {
+    **_accepted("verbose"),
+    **_refused(names="system template options", advice="set them in requests"),
+    "name": Renamed("model"),
+}
+
 # Fields of a message in a conversation. Each server has its own name for the thoughts of an earlier
 # answer.
 _TURN: dict[str, Treatment] = {
@@ -339,6 +358,9 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "completions": _COMPLETIONS,
     "responses": _RESPONSES,
     "messages": _ANTHROPIC,
+    "ollama": _OLLAMA,
+    "ollama_generate": _OLLAMA_GENERATE,
+    "ollama_show": _OLLAMA_SHOW,
     "message": _TURN,
     "function": _FUNCTION,
     "structured_outputs": _STRUCTURED_OUTPUTS,
