@@ -13,6 +13,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.autoregressive import Autoregressive
 from pronk.drafting.proposer import Proposer
 from pronk.engine.pooling import EmbeddingOptions, HiddenPooler
+from pronk.engine.ranking import RelevanceQuestion
 from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
@@ -126,6 +127,24 @@ class RequestFactory:
                 messages, trusted=trusted, tools=tools, options=options
             )
         return prompt._replace(token_ids=self.encode_prompt(prompt.token_ids))
+
+    @cached_property
+    def relevance(self) -> RelevanceQuestion:
+        """Question whether a document answers a query, for this model's tokenizer."""
+        return RelevanceQuestion(self.tokenizer)
+
+    def encode_relevance(
+        self, query: str, document: str, instruction: str | None = None
+    ) -> list[int]:
+        """Return the token ids of the question whether a document answers a query.
+
+        Special tokens in the texts are read as plain text. Arguments are those of
+        :meth:`~pronk.engine.ranking.RelevanceQuestion.messages`, errors those of
+        :meth:`encode_chat`.
+        """
+        messages = self.relevance.messages(query, document, instruction)
+        prompt = self.encode_chat(messages, trusted=False, options=self.relevance.options)
+        return prompt.token_ids
 
     def check(self, prompt: str | None, params: SamplingParams) -> None:
         """Check a request before the weights are loaded: its prompt, token ids and guide.

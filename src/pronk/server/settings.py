@@ -92,8 +92,11 @@ class ServerSettings:
 
 
 def model_key(name: str) -> str:
-    """Return the key by which names of models are compared: small letters, without ``.gguf``."""
-    return name.casefold().removesuffix(".gguf")
+    """Return the key by which names of models are compared.
+
+    It has small letters, and neither ``.gguf`` nor Ollama's tag ``:latest`` at its end.
+    """
+    return name.casefold().removesuffix(":latest").removesuffix(".gguf")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
