@@ -16,7 +16,15 @@ API_PATHS = (
     "/v1/embeddings",
     "/v1/moderations",
 )
-OTHER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ready", "/metrics")
+OTHER_PATHS = (
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/health",
+    "/ready",
+    "/metrics",
+)
 _VERSION = "/v1"
 
 
@@ -60,7 +68,7 @@ _FOREIGN: Mapping[str, str | None] = {
     "/props": _LIST,
     "/slots": "/metrics",
     "/lora-adapters": _LIST,
-    **dict.fromkeys(("/infill", "/rerank", "/reranking"), None),
+    **dict.fromkeys(("/rerank", "/reranking"), None),
     # paths of Text Embeddings Inference
     "/embed": _VECTORS,
     "/embed_all": _VECTORS,

@@ -387,9 +387,16 @@ class Service:
         name = self.names.shown_as(request.model)
         shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
+            encode: Callable[[Prompt], list[int]] = llm.request_factory.encode_prompt
+            context = request.context()
             for prompt in request.prompts():
-                self._check_length(prompt)
-            encode = llm.request_factory.encode_prompt
+                self._check_length(prompt, request.suffix, *(file.text for file in context))
+            if request.suffix is not None:
+                stop_ids = llm.request_factory.infill_format.stop_ids
+                missing["stop_token_ids"] = [*(request.stop_token_ids or ()), *stop_ids]
+                encode = partial(
+                    llm.request_factory.encode_infill, suffix=request.suffix, context=context
+                )
             prompts = yield from _encode_in_turns(request.prompts(), encode)
             if request.max_tokens is not None:
                 longest = max(map(len, prompts))
