@@ -442,25 +442,19 @@ class Service:
             return self._encode_chat(
                 messages, tools, options, begins_answer=begins_answer, is_answered=is_answered
             )
-        begun = join_parts(messages.pop())["content"]
-        self._check_length(begun)
+        begun = join_parts(messages.pop())
+        request.check_begun(begun)
+        text = begun["content"]
+        thoughts = begun.get("reasoning_content", "")
+        self._check_length(text, thoughts)
         prompt = self._encode_chat(
             messages, tools, request.template_options(), is_answered=is_answered
         )
-        return prompt._replace(token_ids=self._continue(prompt.token_ids, begun))
-
-    def _continue(self, prompt: list[int], begun: str) -> list[int]:
-        """Append the beginning of an answer to the token ids of a prompt.
-
-        If the prompt ends within the model's thoughts, the thoughts are closed first.
-        """
-        tokenizer = self.engine.llm.tokenizer
-        answers = self.engine.llm.request_factory.answer_format
-        closing = list[int]()
-        if answers.opened_by(prompt) and answers.reasoning is not None:
-            closing = tokenizer.encode(f"{answers.reasoning.end}\n\n", add_special_tokens=False)
-        ids = [*prompt, *closing, *tokenizer.encode_plain(begun)]
-        return self.engine.llm.request_factory.encode_prompt(ids)
+        factory = self.engine.llm.request_factory
+        if thoughts and not factory.answer_format.takes_thoughts(prompt.token_ids):
+            request.note_ignored([f"{request.messages_field} (thoughts of the last message)"])
+        ids = factory.answer_format.begin_answer(prompt.token_ids, text, thoughts)
+        return prompt._replace(token_ids=factory.encode_prompt(ids))
 
     def _encode_chat(
         self,
