@@ -50,6 +50,7 @@ from pronk.server.protocol.small_routes import (
 )
 from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.server.settings import ServerSettings
+from pronk.server.volatile import drop_volatile_lines
 from pronk.serving import (
     AdmissionLimit,
     Prompt,
@@ -436,6 +437,9 @@ class Service:
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use.template_tools()
         conversation = request.checked_conversation()
+        if not self.settings.keep_volatile:
+            conversation, dropped = drop_volatile_lines(conversation)
+            request.note_ignored(f"system (volatile line {name})" for name in dropped)
         messages = self._place_system(add_system_prompt(conversation, self.settings.guardrails))
         if not request.continues_answer:
             options = request.template_options()
