@@ -72,6 +72,8 @@ class ServerSettings:
     allowed_drafters: Collection[str] = ()
     guardrails: str | None = None  # system prompt to add to every conversation
     serve_chat_page: bool = True  # whether to serve the chat page at /
+    # Whether prompts keep the lines that pronk.server.volatile lists.
+    keep_volatile: bool = False
 
     @property
     def is_shared(self) -> bool:

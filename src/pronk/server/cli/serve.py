@@ -104,6 +104,14 @@ def serve(
             metavar="WHICH",
         ),
     ] = None,
+    keep_volatile: Annotated[
+        bool,
+        _server(
+            "Keep the lines of agents' prompts that differ in every request.",
+            "--keep-volatile",
+            metavar="",
+        ),
+    ] = False,
     moderation_prompt: Annotated[
         Path | None,
         _server(
@@ -191,6 +199,7 @@ def serve(
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,
         serve_chat_page=page,
+        keep_volatile=keep_volatile,
     )
     check_launched(llm_options["workers"])
     if not is_launched(llm_options["workers"]):  # under torchrun, only rank 0 opens the port
