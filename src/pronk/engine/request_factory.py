@@ -224,7 +224,9 @@ class RequestFactory:
         """End the text of each new request at the first tool call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
-            reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
+            reader = self.answer_format.reader(
+                calls.schemas, opened=opened, has_form=calls.has_form
+            )
             request.result.calls = RepeatedCalls(reader)
 
     def encode_continuations(
