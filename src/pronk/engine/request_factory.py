@@ -293,7 +293,9 @@ class RequestFactory:
         if params.thinking_budget is not None:
             markers = self.answer_format.thinking_markers
             if markers is not None:
-                thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
+                message = self.tokenizer.encode_plain(params.thinking_message)
+                budget = ThinkingBudget(params.thinking_budget, markers, prompt, output, message)
+                thinking.append(budget)
         request_sampler = sampler(
             params,
             seed,

@@ -104,6 +104,14 @@ def serve(
             metavar="WHICH",
         ),
     ] = None,
+    reasoning_budget_message: Annotated[
+        str,
+        _server(
+            "Text that closes thoughts which have used up the budget of their request.",
+            metavar="TEXT",
+            show_default="none",
+        ),
+    ] = "",
     moderation_prompt: Annotated[
         Path | None,
         _server(
@@ -190,6 +198,7 @@ def serve(
         limits=limits,
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,
+        thinking_message=reasoning_budget_message,
         serve_chat_page=page,
     )
     check_launched(llm_options["workers"])

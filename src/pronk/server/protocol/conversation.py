@@ -18,6 +18,7 @@ from pronk.server.protocol.request import (
     EngineInputs,
     PreparedRequest,
     Reply,
+    Text,
     TextRequest,
     by_sample,
     refuse,
@@ -101,6 +102,9 @@ class ConversationRequest(TextRequest):
         None, description="As in OpenRouter's API, or a switch."
     )
     thinking_budget: ThinkingBudget = None
+    thinking_message: Annotated[Text, Field(max_length=1024)] | None = Field(
+        None, description="Text that closes thoughts which have used up the budget."
+    )
     chat_template_kwargs: TemplateOptions | None = Field(
         None, description="Variables of the chat template."
     )
@@ -264,7 +268,11 @@ class ConversationRequest(TextRequest):
             parser = AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
             parsers.append(parser)
         params = self.params(
-            max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget
+            max_tokens,
+            logprobs=self.num_logprobs(),
+            guide=guide,
+            thinking_budget=budget,
+            thinking_message=self.thinking_message or "",
         )
         texts = TokenTexts(answers.tokenizer)
         reply = self.reply_type(self, shared_fields, texts, len(ids), has_blocks, parsers)
