@@ -272,7 +272,9 @@ class RequestFactory:
         """End the text of each new request at the first tool call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
-            reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
+            reader = self.answer_format.reader(
+                calls.schemas, opened=opened, has_form=calls.has_form
+            )
             request.result.calls = RepeatedCalls(reader)
 
     def encode_continuations(
@@ -339,7 +341,9 @@ class RequestFactory:
         if params.thinking_budget is not None:
             markers = self.answer_format.thinking_markers
             if markers is not None:
-                thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
+                message = self.tokenizer.encode_plain(params.thinking_message)
+                budget = ThinkingBudget(params.thinking_budget, markers, prompt, output, message)
+                thinking.append(budget)
         request_sampler = sampler(
             params,
             seed,

@@ -449,6 +449,8 @@ class Service:
         requested = request.requested_max_tokens
         num_prompt = len(chat.token_ids)
         max_tokens = self._max_tokens(requested, num_prompt, request.limit_field)
+        if request.thinking_message is None:
+            missing["thinking_message"] = self.settings.thinking_message
         conversation = request.model_copy(update=missing)
         return conversation.prepare(chat, max_tokens, answers, shared_fields)
 

@@ -114,6 +114,7 @@ _TEXT: dict[str, Treatment] = {
     "max_output_tokens": Renamed("max_tokens"),
     "thinking_token_budget": Renamed("thinking_budget"),
     "reasoning_budget": Renamed("thinking_budget"),
+    "reasoning_budget_message": Renamed("thinking_message"),
     "regex": Renamed("guided_regex"),
     # Objects whose fields are options of the request.
     "options": Envelope(),
