@@ -535,6 +535,20 @@ _DRAFTERS = (
         "drafting/from_target/test_eagle3.py",
     ),
     Fault(
+        "rows of a prompt lack the final state that an MTP head reads",
+        "models/layer_executor.py",
+        "    return 0 if feature.only_logits_rows else max(feature.layers)\n",
+        "    return 0\n",
+        "drafting/from_target/modules/test_final_state.py",
+    ),
+    Fault(
+        "the parts of an EAGLE-3 head's feature are in the order of the layers' ends",
+        "drafting/from_target/modules/eagle.py",
+        "collected=collected.get(layer), part=(index, count))",
+        "collected=collected.get(layer), part=(count - 1 - index, count))",
+        "drafting/from_target/modules/test_eagle.py",
+    ),
+    Fault(
         "rows of Gemma 4's assistant are at the position of the last computed token",
         "drafting/from_target/_assistant_runner.py",
         "        BlockTable(length=table.length),",
