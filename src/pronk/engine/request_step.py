@@ -108,7 +108,8 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     if step.request.params.rejects:
         _check_finite(logits[:])
     sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
-    return verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
+    path = sampler.verify(step.draft, logits)
+    return path or verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
 
 
 def _check_finite(logits: Array) -> None:

@@ -58,8 +58,8 @@ _OPTIONAL = {
     ),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
 }
-# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable, and unrolls the
-# loops over the outputs of a block in decode.
+# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable and those over
+# tokens in verify, and unrolls the loops over the outputs of a block in decode.
 _COMMON: dict[str, list[str]] = {
     "decode": ["-O3"],
     "dispatch": [],
@@ -67,6 +67,7 @@ _COMMON: dict[str, list[str]] = {
     "pack": [],
     "thread_pool": [],
     "isa_portable": ["-O3"],
+    "verify": ["-O3"],
 }
 _SUFFIX_SOURCE = "suffix"
 
