@@ -91,7 +91,7 @@ def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
         "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
         "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
-        "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
+        "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "BITS", "__version__",
         *drafter_classes(),
     }  # fmt: skip
     assert len(pronk.__all__) == len(set(pronk.__all__))

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
+# Version of the bits: with an equal value, the same model, prompt and seed give the same tokens and
+# log-probabilities. A change of them raises it (tests/golden.py).
+BITS = 1
+
 # Public names of each module. The first use of a name imports the module, so that ``pronk --help``
 # does not load NumPy.
 _NAMES = {
@@ -85,4 +89,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     own_names = [name for names in _NAMES.values() for name in names]
-    return [*own_names, *drafter_classes(), "__version__"]
+    return [*own_names, *drafter_classes(), "BITS", "__version__"]

@@ -197,7 +197,7 @@ def _lane_sections(struct: CWeights) -> list[tuple[int, int]]:
     if struct.type == TYPES[BFLOAT16]:
         return [(struct.K_pad // 2, 4)]  # pairs of inputs
     if struct.stored:
-        return [(1, TENSOR_TYPES[struct.stored].size)]  # a block of the file
+        return [(TENSOR_TYPES[struct.stored].size, 1)]  # the bytes of a block of the file
     bits = _BITS_OF_TYPE.get(struct.type)
     if bits is None:
         return [(struct.K, 2 if struct.type == TYPES[FLOAT16] else 4)]

@@ -410,7 +410,11 @@ def _mlp(rows: Array, up: Array, down: Array) -> Array:
     return (_silu(gate) * linear) @ down.T
 
 
-def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+def _convolution(
+    config: ModelConfig,  # noqa: ARG001 - all branches have one signature
+    weights: dict[str, Array],
+    rows: Array,
+) -> Array:
     b, c, x = np.split(rows @ weights["gates"].T, 3, axis=-1)
     states = np.concatenate((np.zeros((_TAPS - 1, len(b[0]))), b * x))
     return c * sum(weights["filter"][:, tap] * states[tap : tap + len(b)] for tap in range(_TAPS))

@@ -214,8 +214,20 @@ struct QuantTiles {
   QuantTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
+// A type of blocks of GGUF files that keep their size in memory (decode.inc).
+struct StoredType {
+  int32_t number;         // in ggml.h
+  int64_t inputs, bytes;  // of a block
+  // Decode the blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
+  void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
+};
+const int NUM_STORED_TYPES = 10;
+// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
+const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
+
 struct QuantKernels {
   int max_rows, max_accumulators;  // maximum rows of a tile; maximum of its rows times its blocks
+  const StoredType* stored;        // [NUM_STORED_TYPES]
   double (*multiply)(int64_t rounds);  // multiply codes in registers; return the number of products
   QuantTiles tiles[15];            // by quant_format
 };
@@ -260,6 +272,12 @@ extern const QuantKernels quant_dot, quant_i8mm;
 // Kernels of an instruction set; `fast`: see pronk_pass.fast.
 const IsaKernels* isa_kernels(int isa, bool fast);
 const QuantKernels* quant_kernels(int isa);
+// Return the type of stored blocks with a number, decoded by some kernels; null if there is none.
+const StoredType* stored_type(const QuantKernels* quant, int32_t number);
+// The same for callers without kernels of their own.
+static inline const StoredType* stored_type(int32_t number) {
+  return stored_type(quant_kernels(PRONK_PORTABLE), number);
+}
 
 // Bytes of an element of a cache pool or of weights.
 static inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
@@ -293,17 +311,6 @@ static inline int64_t quant_header(const pronk_weights* w) {
 static inline int64_t quant_unit_bytes(const pronk_weights* w) {
   return quant_header(w) + quant_unit(w) * code_bits(w) * 2;
 }
-// A type of blocks of GGUF files that stay in memory as they are (decode.cpp).
-struct StoredType {
-  int32_t number;         // in ggml.h
-  int64_t inputs, bytes;  // of a block
-  // Decode the adjacent blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
-  void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
-};
-// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
-const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
-// Return the type with a number; null if there is none.
-const StoredType* stored_type(int32_t number);
 // Bytes of a quantized block of 16 outputs.
 static inline int64_t quant_block_bytes(const pronk_weights* w) {
   if (!w->stored) return quant_units(w) * quant_unit_bytes(w);

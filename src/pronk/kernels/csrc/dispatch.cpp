@@ -143,6 +143,12 @@ const QuantKernels* pronk::quant_kernels(int isa) {
   return isa_kernels(isa, false)->quant;
 }
 
+const StoredType* pronk::stored_type(const QuantKernels* quant, int32_t number) {
+  for (int i = 0; i < NUM_STORED_TYPES; i++)
+    if (quant->stored[i].number == number) return quant->stored + i;
+  return nullptr;
+}
+
 namespace {
 // Arguments and results of read_part, which pronk_read runs on every thread.
 struct ReadTask {

@@ -401,7 +401,7 @@ void pack_blocks_part(void* argument, int thread, int threads) {
   if (!finite) p->damaged->store(true, std::memory_order_relaxed);
 }
 
-// Copy a thread's share of blocks of a stored type.
+// Pack a thread's share of blocks of a stored type: the bytes of 16 outputs alternate.
 void pack_stored_part(void* argument, int thread, int threads) {
   const PackBlocks* p = (const PackBlocks*)argument;
   const pronk_weights* w = p->w;
@@ -416,7 +416,7 @@ void pack_stored_part(void* argument, int thread, int threads) {
     uint8_t* to = p->data + b * quant_block_bytes(w);
     for (int64_t u = 0; u < per_row; u++, to += 16 * type->bytes) {
       for (int64_t i = 0; i < count; i++)
-        memcpy(to + i * type->bytes, row[i] + u * type->bytes, (size_t)type->bytes);
+        for (int64_t k = 0; k < type->bytes; k++) to[16 * k + i] = row[i][u * type->bytes + k];
       finite &= have_finite_factors(type, w, to);
     }
   }
@@ -531,7 +531,8 @@ static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int
   return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)minimum;
 }
 
-// Convert `count` weights of one output to float32: blocks of a stored type from `from` on, `stride` bytes apart.
+// Convert `count` weights of one output to float32: blocks of a stored type from `from` on, whose bytes are `stride` bytes
+// apart.
 static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t stride, int64_t count, float* out) {
   const StoredType* type = stored_type(w->stored);
   alignas(64) uint8_t decoded[MAX_DECODED];
@@ -539,8 +540,8 @@ static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t s
   pronk_weights one = *w;
   one.data = decoded;
   one.K = one.K_pad = type->inputs;
-  for (int64_t at = 0; at < count; at += type->inputs, from += stride) {
-    memcpy(blocks, from, (size_t)type->bytes);
+  for (int64_t at = 0; at < count; at += type->inputs, from += stride * type->bytes) {
+    for (int64_t k = 0; k < type->bytes; k++) blocks[16 * k] = from[stride * k];
     type->decode(blocks, w->codebook, decoded);
     for (int64_t k = 0; k < type->inputs; k++) out[at + k] = dequantize(&one, 0, 0, k);
   }
@@ -556,9 +557,8 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
     block = row / w->unit * (round_up(w->unit, 16) / 16) + inside / 16, lane = inside % 16;
   }
   if (w->stored) {
-    int64_t bytes = stored_type(w->stored)->bytes;
-    const uint8_t* from = (const uint8_t*)w->data + block * quant_block_bytes(w) + lane * bytes;
-    return unpack_stored(w, from, 16 * bytes, w->K, out);
+    const uint8_t* from = (const uint8_t*)w->data + block * quant_block_bytes(w) + lane;
+    return unpack_stored(w, from, 16, w->K, out);
   }
   for (int64_t k = 0; k < w->K; k++) {
     if (w->type == PRONK_BF16)
@@ -579,7 +579,7 @@ void pronk::unpack_blocks(const pronk_weights* w, int32_t format, const void* ta
   if (w->stored) {
     const StoredType* type = stored_type(w->stored);
     int64_t row_bytes = count / type->inputs * type->bytes;
-    return unpack_stored(w, (const uint8_t*)table + row * row_bytes, type->bytes, count, out);
+    return unpack_stored(w, (const uint8_t*)table + row * row_bytes, 1, count, out);
   }
   int64_t bytes = gguf_block_bytes(format);
   const uint8_t* from = (const uint8_t*)table + row * (count / quant_unit(w)) * bytes;

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 21
+#define PRONK_VERSION 22
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -111,8 +111,8 @@ enum pronk_activation {
 // k4 and k5: factor * scale * code - factor of the minima * minimum; k6: factor * scale * (code - 32); k8: factor * scale *
 // (code - 128). k2 is like k4, k3 like k6 with code - 4, and iq4 with a value of the table.
 //
-// With `stored`, the data are the blocks of a GGUF file as they are, [blocks][K / inputs of a file's block][16 outputs], and
-// the fields `type` to `scale_type` describe what the kernels decode them to when they multiply (decode.cpp).
+// With `stored`, the data are the blocks of a GGUF file, [blocks][K / inputs of a file's block][bytes of a file's block][16],
+// and the fields `type` to `scale_type` describe what the kernels decode them to when they multiply (decode.inc).
 typedef struct {
   int32_t type;
   int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate: gate, up, gate, up, …
@@ -126,7 +126,7 @@ typedef struct {
   const void* data;
   const float* bias;     // [blocks * 16] or null
   const int32_t* order;  // quantized: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
-  const void* codebook;  // stored: for each index in a block, the bytes that decode.cpp describes; null: the type has none
+  const void* codebook;  // stored: for each index in a block, the bytes that decode.inc describes; null: the type has none
 } pronk_weights;
 
 // A low-rank adapter (LoRA) of the matrix W of an operation. The operation computes x W^T + (x down^T) up^T + b instead of
