@@ -496,13 +496,14 @@ class Scheduler:
                 if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
-        # The same prompt again can take over all tokens but its last.
-        end = len(request.prompt)
-        self.cache.want_checkpoints(
-            request.block_table,
-            (*request.branch_positions, end - 1, end),
-            end - 1 if request.has_samples else None,
-        )
+        if request.block_table.states is not None:
+            # The same prompt again can take over all tokens but its last.
+            end = len(request.prompt)
+            self.cache.want_checkpoints(
+                request.block_table,
+                (*request.branch_positions, end - 1, end),
+                end - 1 if request.has_samples else None,
+            )
         return True
 
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:

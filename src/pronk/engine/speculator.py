@@ -93,6 +93,8 @@ class Speculator:
             if scheduled.num_draft_slots
         }
         self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
+        if not draft_slots:
+            return drafts
         began = self.seconds
         for proposer, group in _group_by_proposer(draft_slots):
             everything = not self.budget or proposer.capabilities.bypass_budget
