@@ -135,9 +135,30 @@ _SAMPLING = (
     Fault(
         "top_p drops the token that reaches the sum",
         "sampling/truncation.py",
-        "np.count_nonzero(sums - probs < top_p)",
-        "np.count_nonzero(sums < top_p)",
+        "min(size, int(np.count_nonzero(sums < top_p)) + 1)",
+        "max(1, int(np.count_nonzero(sums < top_p)))",
         "sampling/test_sampler.py",
+    ),
+    Fault(
+        "penalties of the library do not count the draft tokens before a node",
+        "kernels/csrc/verify.cpp",
+        "    if (sampling->counts) sampling->counts[token]++;\n",
+        "    if (sampling->counts) sampling->counts[token] += 0;\n",
+        "sampling/test_tree_verifier.py",
+    ),
+    Fault(
+        "top-k of the library keeps all tokens that are as likely as the last one",
+        "kernels/csrc/verify.cpp",
+        "  kept->num_equal = std::count(best, best + count, kept->lowest);\n",
+        "",
+        "sampling/test_tree_verifier.py",
+    ),
+    Fault(
+        "the library accepts nodes that only have to be computed",
+        "sampling/tree_verifier.py",
+        "        if tree.verify is not None:\n",
+        "        if False:\n",
+        "sampling/test_tree_verifier.py",
     ),
     Fault(
         "the budget of thoughts is not restored after a rejection",

@@ -374,11 +374,11 @@ class PagedCache:
         """
         if self.states is not None:
             self.states.commit(block_table, offsets)
-        moved_from = [offset for index, offset in enumerate(offsets) if offset != index]
         moved_to = [index for index, offset in enumerate(offsets) if offset != index]
-        if moved_from:
+        if moved_to:
             length = block_table.length
             slots = self.slots(block_table, length, length + max(offsets) + 1)
+            moved_from = [offsets[index] for index in moved_to]
             self.move(slots[moved_from], slots[moved_to])
         block_table.length += len(offsets)
 

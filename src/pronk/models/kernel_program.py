@@ -416,14 +416,15 @@ class KernelProgram(Program):
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:
         """Return the arguments of a forward pass as a C structure, without addresses of results."""
-        call = CForward()
-        call.rows = len(stream)
-        call.type = TYPES[self.dtype]
-        call.hidden = self.hidden
-        call.isa = self.kernels.isa
-        call.fast = int(self.kernels.fast)
-        call.threads = num_threads()
-        call.stream = stream.ctypes.data
+        call = CForward(
+            rows=len(stream),
+            type=TYPES[self.dtype],
+            hidden=self.hidden,
+            isa=self.kernels.isa,
+            fast=int(self.kernels.fast),
+            threads=num_threads(),
+            stream=stream.ctypes.data,
+        )
         if batch is None:
             return call
         arrays = batch.for_kernels
