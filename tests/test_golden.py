@@ -26,6 +26,9 @@ FEW = (
     "gptq-4",
     "Q4_K",
 )
+# Some formats are loaded with the warning that their weights are dequantized.
+pytestmark = pytest.mark.filterwarnings("ignore:.* are dequantized to:UserWarning")
+
 INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 
 

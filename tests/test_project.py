@@ -89,7 +89,7 @@ def relative(path: Path) -> str:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
+        "LLM", "AsyncLLM", "Choice", "Completion", "ContextFile", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
         "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "BITS", "__version__",
         *drafter_classes(),

@@ -29,6 +29,14 @@ def generate(
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
+    suffix: Annotated[
+        str | None,
+        option(
+            "Fill in the text between the prompt and this text, with a model for code.",
+            metavar="TEXT",
+            show_default=False,
+        ),
+    ] = None,
     echo: Annotated[
         bool, option("Print the prompt before the text.", "--echo", metavar="")
     ] = False,
@@ -56,6 +64,8 @@ def generate(
     pronk generate "Once" --temperature 0.8 --cite
 
     git diff | pronk generate - --model ./checkpoint --json
+
+    pronk generate "def add(a, b):" --suffix "print(add(1, 2))" --model ./coder.gguf
     """
     from pronk.cli.console import TerminalOutput, prepare
     from pronk.reproducibility import citation
@@ -63,8 +73,12 @@ def generate(
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     text = read()
-    llm, params = prepare(load, request, screen, text)
-    prompt = llm.request_factory.encode_prompt(text)
+    llm, params = prepare(load, request, screen, text, suffix)
+    if suffix is None:
+        prompt = llm.request_factory.encode_prompt(text)
+    else:
+        prompt = llm.request_factory.encode_infill(text, suffix)
+        params = llm.request_factory.end_infill(params)
     adapter = only_adapter(llm.adapters)
     if len(prompt) + params.max_tokens > llm.config.context:
         room = llm.config.context - len(prompt)
