@@ -7,7 +7,7 @@ says it in ``ARCHITECTURE.pooling_type``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 

@@ -19,6 +19,7 @@ from pronk.server.protocol.request import (
     NO_LIMIT,
     MaxTokens,
     Record,
+    Reply,
     Skipped,
     Text,
     by_sample,
@@ -251,7 +252,7 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     """Body of ``/v1/chat/completions``."""
 
     places: ClassVar[Sequence[str]] = ("text", "chat")
-    reply_type: ClassVar[Callable[..., AnswerReply]] = ChatReply
+    reply_type: ClassVar[Callable[..., Reply]] = ChatReply
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: MaxTokens | None = None
