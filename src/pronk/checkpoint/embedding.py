@@ -70,8 +70,8 @@ def _read_pooling(file: Path) -> str:
 def gguf_embedding_defaults(value: Callable[[str], Any]) -> EmbeddingDefaults:
     """Return what the metadata of a GGUF file say about embeddings.
 
-    llama.cpp normalizes every embedding, so that a file does not say it. ``value`` returns the value
-    of a metadata key, or ``None``.
+    llama.cpp normalizes every embedding, so that a file does not say it. ``value`` returns the
+    value of a metadata key, or ``None``.
     """
     kind = value(f"{value('general.architecture')}.pooling_type")
     pooling = _GGUF_POOLINGS.get(kind) if isinstance(kind, int) else None
