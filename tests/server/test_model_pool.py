@@ -23,7 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import MakeCheckpoint
-from pronk import LLM, SamplingParams
+from pronk import BITS, LLM, SamplingParams
 from pronk.base.errors import CheckpointError, OptionError
 from pronk.base.fair_executor import FairExecutor
 from pronk.checkpoint.hub.clone_models import tiny_model
@@ -416,6 +416,9 @@ def test_names_and_metrics_of_several_models(paths: dict[str, Path]) -> None:
             "recycling",
             "loaded",
         )
+        assert described["bits"] in ("portable", "fast")
+        arithmetic = {reply["system_fingerprint"].split("-", 2)[2] for reply in replies}
+        assert (f"portable-{BITS}" in arithmetic) == (described["bits"] == "portable")
         for route, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
             assert client.post(route, json=body | {"model": "llama"}).status_code == 200
         scraped = client.get("/metrics").text

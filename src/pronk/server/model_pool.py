@@ -427,6 +427,7 @@ class ModelPool:
         llm = service.engine.llm
         model.details = {
             "max_model_len": llm.config.context,
+            "bits": llm.bits,
             "drafter": llm.get_proposer().name,
             "drafters": [*service.settings.allowed_drafters],
             "sampling": sampling_values(recommended_params(llm.config)),

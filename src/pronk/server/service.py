@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from pronk import (
+    BITS,
     AsyncLLM,
     Completion,
     DeadlineError,
@@ -424,7 +425,9 @@ class Service:
             if getattr(request, option) is None:
                 missing[option] = value
         name = self.names.shown_as(request.model)
-        shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
+        # Texts of equal seeds are equal on servers with one fingerprint.
+        arithmetic = f"portable-{BITS}" if llm.bits == "portable" else llm.kernels
+        shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{arithmetic}"}
         if isinstance(request, CompletionRequest):
             encode: Callable[[Prompt], list[int]] = llm.request_factory.encode_prompt
             context = request.context()

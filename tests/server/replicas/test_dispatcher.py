@@ -333,6 +333,8 @@ def test_identity_covers_formats_and_bits(llm: LLM) -> None:
     expected = json.dumps({**json.loads(model), "bits": f"portable {BITS}"})
     assert found == {(expected, model)}
     assert (own == expected) == (llm.bits == "portable")
+    assert ReplicaInfo(expected, model, "avx2", "suffix").bits == "portable"
+    assert ReplicaInfo(own, model, llm.kernels, "suffix").bits == llm.bits
 
 
 def test_replicas_of_other_processors_continue_a_text() -> None:

@@ -106,6 +106,7 @@ class ModelReader:
         )
         self.drafter = make_drafter(drafter)
         self.kernels = about.kernels
+        self.bits = about.bits
         self.adapters = adapters
 
     def get_proposer(self, spec: str | Drafter | None = None) -> NamedProposer | Drafter:

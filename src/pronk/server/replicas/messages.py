@@ -28,6 +28,12 @@ class ReplicaInfo:
     kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
     drafter: str  # name of the default drafter
 
+    @property
+    def bits(self) -> str:
+        """:attr:`LLM.bits <pronk.LLM.bits>` of the replica's model: ``portable`` or ``fast``."""
+        is_portable = json.loads(self.identity)["bits"].startswith("portable")
+        return "portable" if is_portable else "fast"
+
 
 @dataclass(frozen=True)
 class GenerateRequest:
