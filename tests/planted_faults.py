@@ -34,6 +34,28 @@ _SAMPLING = (
         "test_exact_bits.py",
     ),
     Fault(
+        "replicas of other instruction sets do not continue a text, though their bits are equal",
+        "server/replicas/messages.py",
+        'return f"portable {BITS}"',
+        'return f"portable {BITS} {llm.kernels}"',
+        "server/replicas/test_dispatcher.py::test_identity_covers_formats_and_bits "
+        "server/replicas/test_dispatcher.py::test_replicas_of_other_processors_continue_a_text",
+    ),
+    Fault(
+        "the hash of a model in several files is that of the first",
+        "checkpoint/hub/digests.py",
+        "    if len(files) == 1:\n        return hashes[0]\n",
+        "    if files:\n        return hashes[0]\n",
+        "checkpoint/hub/test_digests.py",
+    ),
+    Fault(
+        "a cited seed is not that of the text",
+        "cli/generate.py",
+        "screen.say(citation(llm, params, load.keywords, adapter))\n",
+        "screen.say(citation(llm, replace(params, seed=1), load.keywords, adapter))\n",
+        "test_reproducibility.py",
+    ),
+    Fault(
         "exponentials have another series than the kernels",
         "base/exact_math.py",
         "    4.13813679705723846039e-08,\n",
@@ -113,9 +135,30 @@ _SAMPLING = (
     Fault(
         "top_p drops the token that reaches the sum",
         "sampling/truncation.py",
-        "np.count_nonzero(sums - probs < top_p)",
-        "np.count_nonzero(sums < top_p)",
+        "min(size, int(np.count_nonzero(sums < top_p)) + 1)",
+        "max(1, int(np.count_nonzero(sums < top_p)))",
         "sampling/test_sampler.py",
+    ),
+    Fault(
+        "penalties of the library do not count the draft tokens before a node",
+        "kernels/csrc/verify.cpp",
+        "    if (sampling->counts) sampling->counts[token]++;\n",
+        "    if (sampling->counts) sampling->counts[token] += 0;\n",
+        "sampling/test_tree_verifier.py",
+    ),
+    Fault(
+        "top-k of the library keeps all tokens that are as likely as the last one",
+        "kernels/csrc/verify.cpp",
+        "  kept->num_equal = std::count(best, best + count, kept->lowest);\n",
+        "",
+        "sampling/test_tree_verifier.py",
+    ),
+    Fault(
+        "the library accepts nodes that only have to be computed",
+        "sampling/tree_verifier.py",
+        "        if tree.verify is not None:\n",
+        "        if False:\n",
+        "sampling/test_tree_verifier.py",
     ),
     Fault(
         "the budget of thoughts is not restored after a rejection",
@@ -511,6 +554,20 @@ _DRAFTERS = (
         "[draft.outputs[parent] for parent in draft.parents[computed:]]",
         "[draft.outputs[-1] for parent in draft.parents[computed:]]",
         "drafting/from_target/test_eagle3.py",
+    ),
+    Fault(
+        "rows of a prompt lack the final state that an MTP head reads",
+        "models/layer_executor.py",
+        "    return 0 if feature.only_logits_rows else max(feature.layers)\n",
+        "    return 0\n",
+        "drafting/from_target/modules/test_final_state.py",
+    ),
+    Fault(
+        "the parts of an EAGLE-3 head's feature are in the order of the layers' ends",
+        "drafting/from_target/modules/eagle.py",
+        "collected=collected.get(layer), part=(index, count))",
+        "collected=collected.get(layer), part=(count - 1 - index, count))",
+        "drafting/from_target/modules/test_eagle.py",
     ),
     Fault(
         "rows of Gemma 4's assistant are at the position of the last computed token",

@@ -180,6 +180,7 @@ def prepare(
     request: Callable[[], SamplingParams],
     screen: TerminalOutput,
     prompt: str | None = None,
+    suffix: str | None = None,
 ) -> tuple[LLM, SamplingParams]:
     """Build the sampling parameters of a command, then load the model with a progress bar.
 
@@ -191,10 +192,11 @@ def prepare(
         request: function that builds the sampling parameters from the user's options.
         screen: output of the command.
         prompt: prompt of the command, if it has one.
+        suffix: text after the place to fill, if the command fills in the middle.
     """
     with screen.loading() as progress:
         params = request()
-        llm = load(progress, check=lambda factory: factory.check(prompt, params))
+        llm = load(progress, check=lambda factory: factory.check(prompt, params, suffix))
         return llm, params
 
 

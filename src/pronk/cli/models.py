@@ -182,7 +182,9 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
 
 
 def remove(name: Annotated[str, _NAME]) -> None:
-    """Remove a model from this machine, and its packed weights (--weight-cache on).
+    """Remove a model from this machine.
+
+    Its packed weights (--weight-cache on) are removed, too.
 
     [bold]Examples[/]
 

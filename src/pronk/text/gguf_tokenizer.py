@@ -135,6 +135,12 @@ def read_templates(checkpoint: GgufCheckpoint) -> tuple[dict[str, str], dict[str
         "eos": "eos_token",
         "unknown": "unk_token",
         "padding": "pad_token",
+        # parts of a prompt for filling in the middle (pronk.text.infill)
+        "fim_pre": "prefix_token",
+        "fim_suf": "suffix_token",
+        "fim_mid": "middle_token",
+        "fim_rep": "repository_token",
+        "fim_sep": "file_token",
     }
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
     given = {key: text for key, text in special.items() if text is not None}

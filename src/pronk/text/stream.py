@@ -198,7 +198,7 @@ class StopScanner:
             The text that no stop string can cut off any more, and the stop string found or
             ``None``.
         """
-        return self._scan(text)
+        return self._scan(text) if self._stops else (text, None)
 
     def push_name(self, name: str) -> tuple[str, str | None]:
         """Scan the name of a special token, which stop strings may contain and the output lacks.

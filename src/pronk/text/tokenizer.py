@@ -510,8 +510,21 @@ class Tokenizer:
 
         Names of special tokens in the text become ordinary tokens.
         """
-        (hidden,), placeholders = disguise([{"text": text}], self._special_names)
-        return self._encode_revealed(hidden["text"], placeholders)
+        return self.encode_form("{}", text)
+
+    def encode_form(self, form: str, *texts: str) -> list[int]:
+        """Return the token ids of untrusted texts in a trusted form.
+
+        Names of special tokens in ``form`` become these tokens; names in the texts become ordinary
+        tokens.
+
+        Args:
+            form: text with ``{}`` for each of ``texts``, as in ``str.format``.
+            *texts: untrusted texts.
+        """
+        hidden, placeholders = disguise([{"text": text} for text in texts], self._special_names)
+        filled = form.format(*(each["text"] for each in hidden))
+        return self._encode_revealed(filled, placeholders)
 
     def _encode_revealed(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
         """Return the token ids of a prompt with private characters for names of special tokens.

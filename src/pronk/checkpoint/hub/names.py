@@ -30,6 +30,8 @@ from urllib.parse import unquote
 from pronk.base.checks import close_choices
 from pronk.base.errors import CheckpointError, refuse
 
+# Config of the module ``Pooling`` in models that sentence-transformers has saved.
+POOLING_FILE = "1_Pooling/config.json"
 _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?",
     re.IGNORECASE,
@@ -272,6 +274,8 @@ def _is_layout_file(name: str) -> bool:
     """
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
+    if name == POOLING_FILE:
+        return True
     if "/" in name or re.fullmatch(r"consolidated.*\.safetensors", name):
         return False
     return name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"
