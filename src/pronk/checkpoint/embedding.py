@@ -7,7 +7,7 @@ says it in ``ARCHITECTURE.pooling_type``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,12 @@ def _read_pooling(file: Path) -> str:
     return "+".join(chosen) or EmbeddingDefaults.pooling
 
 
-def gguf_embedding_defaults(header: Mapping[str, Any]) -> EmbeddingDefaults:
+def gguf_embedding_defaults(value: Callable[[str], Any]) -> EmbeddingDefaults:
     """Return what the metadata of a GGUF file say about embeddings.
 
-    llama.cpp normalizes every embedding, so that a file does not say it.
+    llama.cpp normalizes every embedding, so that a file does not say it. ``value`` returns the
+    value of a metadata key, or ``None``.
     """
-    kind = header.get(f"{header.get('general.architecture')}.pooling_type")
+    kind = value(f"{value('general.architecture')}.pooling_type")
     pooling = _GGUF_POOLINGS.get(kind) if isinstance(kind, int) else None
     return EmbeddingDefaults(pooling or EmbeddingDefaults.pooling)

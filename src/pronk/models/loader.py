@@ -108,7 +108,7 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
             parse_gguf(opened),
             name=_as_name(opened.header.get("general.name")),
             sampling=sampling,
-            embedding=gguf_embedding_defaults(opened.header),
+            embedding=gguf_embedding_defaults(opened.header.get),
         )
     if not is_folder(folder):
         msg = (

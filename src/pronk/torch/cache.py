@@ -79,7 +79,7 @@ class TorchCache(PagedCache):
 
     def write_feature(self, feature: SavedFeature, slots: Tensor, rows: Tensor) -> None:
         """Store the values ``[rows, width]`` of a feature at ``slots`` ``[rows]``."""
-        pool = self.features[feature]
+        pool: Any = self.features[feature]  # a tensor, as are all pools of this cache
         pool[0, slots] = rows.nan_to_num(0.0, 0.0, 0.0).to(pool.dtype)
 
     def read_feature(
