@@ -27,7 +27,7 @@ from pronk.text.tokenizer import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options ``--kernels``, ``--library`` and ``--schemas``."""
+    """Add the options ``--kernels``, ``--library``, ``--schemas`` and ``--vocabularies``."""
     parser.addoption(
         "--kernels",
         default="auto",
@@ -37,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--library", type=Path, help="file of the kernels")
     parser.addoption(
         "--schemas", type=Path, help="JSON lines, each with a JSON schema for the tests of guides"
+    )
+    parser.addoption(
+        "--vocabularies",
+        type=Path,
+        help="folder with GGUF files, such as models/ of llama.cpp's source, whose ids are compared",
     )
 
 

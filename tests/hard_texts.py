@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -117,6 +117,18 @@ def corpus_digest(texts: Sequence[HardText]) -> str:
         encoded = each.text.encode()
         hashed.update(len(encoded).to_bytes(4, "little"))
         hashed.update(encoded)
+    return hashed.hexdigest()
+
+
+def ids_digest(ids_of_texts: Iterable[Sequence[int]]) -> str:
+    """Return the SHA-256 of the token ids of several texts, hexadecimal.
+
+    Each text has its number of tokens and then their ids, as little-endian numbers of 4 bytes.
+    """
+    hashed = hashlib.sha256()
+    for ids in ids_of_texts:
+        for number in (len(ids), *ids):
+            hashed.update(number.to_bytes(4, "little"))
     return hashed.hexdigest()
 
 

@@ -5,8 +5,9 @@
 
 The texts are the 5,000 of ``tests/hard_texts.py``. The vocabulary alone is read, so a file without
 weights suffices, such as ``models/ggml-vocab-*.gguf`` of llama.cpp's source. The last line is a
-JSON document: for each oracle, the number of texts with other ids by category. ``docs/families.md``
-names the files and the packages with original tokenizers that were compared.
+JSON document: for each oracle, the number of texts with other ids by category, and the digest of
+its ids. ``docs/families.md`` names the files and the packages with original tokenizers that were
+compared; their digests are in ``tests/text/token_ids.json``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tokenizers
 from pronk.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from hard_texts import corpus_digest, hard_texts
+from hard_texts import corpus_digest, hard_texts, ids_digest
 
 Encode = Callable[[str], list[int]]
 _MAX_TOKENS = 20_000  # more than the longest text has bytes
@@ -95,17 +96,19 @@ def main() -> None:
         oracles["original"] = load_original(options.original)
     tokenizer = Tokenizer.load(options.model)
     texts = hard_texts()
+    own = [tokenizer.encode(each.text, add_special_tokens=False) for each in texts]
     different: dict[str, Counter[str]] = {name: Counter() for name in oracles}
-    for category, text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        for name, encode in oracles.items():
-            expected = encode(text)
+    digests = {"pronk": ids_digest(own)}
+    for name, encode in oracles.items():
+        wanted = [encode(each.text) for each in texts]
+        digests[name] = ids_digest(wanted)
+        for (category, text), ids, expected in zip(texts, own, wanted, strict=True):
             if ids == expected:
                 continue
             different[name][category] += 1
             if different[name].total() <= 5:
                 print(f"{name}: {text!a}: {ids} in place of {expected}")
-    print(json.dumps({"texts": corpus_digest(texts), "different": different}))
+    print(json.dumps({"texts": corpus_digest(texts), "different": different, "ids": digests}))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,22 @@ def test_lines(command: Command, tmp_path: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_lines_on_a_narrow_terminal(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long values are wrapped between words, beside the labels."""
+    path = write_model(tmp_path / "a.gguf")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, _ = command("info", path)
+    lines = out.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 40
+    start = next(i for i, line in enumerate(lines) if line.startswith("memory"))
+    assert lines[start].endswith("request of")
+    assert lines[start + 1] == " " * 13 + "the whole context"
+
+
 def test_a_folder_without_reading_its_weights(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
