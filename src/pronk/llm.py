@@ -1,4 +1,4 @@
-"""The synchronous API: load a model, generate and stream text, chat, score given texts, embed."""
+"""The synchronous API: load a model; generate, stream, chat, compare given texts, rank, embed."""
 
 from __future__ import annotations
 
@@ -385,13 +385,50 @@ class LLM:
         found = score(self.engine, ids, continuations, self.adapters.find(adapter))
         return Choice(texts, tuple(found))
 
+    def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        adapter: str | None = None,
+    ) -> list[float]:
+        """Return the relevance of documents to a query, from 0 to 1, one number per document.
+
+        The number is the probability of the answer "yes" against "no" to the question of
+        Qwen3-Reranker, in the model's chat template (:mod:`pronk.engine.ranking`). Models that were
+        trained on this question rank well, others as well as they understand it. ::
+
+            llm.score("capital of France", ["Paris is the capital.", "Bread is baked."])
+
+        Args:
+            query: text to which the documents may be relevant.
+            documents: texts; each is a prompt of its own.
+            instruction: what relevance means; by default, that a passage answers a web search.
+            adapter: name of the adapter that computes the answers; by default, the model without an
+                adapter.
+
+        Raises:
+            TokenizerError: the model has no chat template, or no tokens for the two answers.
+            PronkError: see :meth:`generate`.
+        """
+        encode = self.request_factory.encode_relevance
+        prompts = [encode(query, document, instruction) for document in documents]
+        question = self.request_factory.relevance
+        completions = self.generate(prompts, question.params, adapter=adapter)
+        scores = list[float]()
+        for completion in completions:
+            assert completion.logprobs is not None, "expected log-probabilities, found none"
+            scores.append(question.score(completion.logprobs[0]))
+        return scores
+
     def embed(
         self,
         texts: Sequence[Prompt],
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
         dimensions: int | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
         adapter: str | None = None,
     ) -> Array:
         """Return the embeddings of texts, ``[texts, dimensions]`` float32.
@@ -399,16 +436,19 @@ class LLM:
         Args:
             texts: texts or lists of token ids.
             pooling: how a text's embedding is computed from the outputs of its tokens
-                (:class:`~pronk.engine.pooling.EmbeddingOptions`).
+                (:class:`~pronk.engine.pooling.EmbeddingOptions`); by default as the model's files
+                say, or else the mean.
             dimensions: number of first dimensions to keep; by default, all.
-            normalize: whether to scale each embedding to length 1.
+            normalize: whether to scale each embedding to length 1; by default as the model's files
+                say, or else True.
             adapter: name of the adapter that computes the embeddings; by default, the model without
                 an adapter.
 
         Raises:
             PronkError: see :meth:`generate`.
         """
-        options = EmbeddingOptions(pooling, dimensions, normalize)
+        defaults = self.config.embedding
+        options = EmbeddingOptions.for_model(defaults, pooling, dimensions, normalize)
         found = self.adapters.find(adapter)
         requests = self.request_factory.create_embeddings(texts, options, self.engine.runner, found)
         self.engine.run(requests)

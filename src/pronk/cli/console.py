@@ -8,6 +8,7 @@ characters in generated text.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -115,6 +116,14 @@ class TerminalOutput:
         if one_line_rows and not self.interactive:
             self._out.width = _UNLIMITED
         self._out.print(part, soft_wrap=False)
+
+    def wrap(self, text: str, indent: int) -> list[str]:
+        """Return the lines of a text that is wrapped to the terminal's width.
+
+        Further lines are indented by ``indent`` spaces. Without a terminal, there is one line.
+        """
+        width = self._out.width if self.interactive else _UNLIMITED
+        return textwrap.wrap(text, width, subsequent_indent=" " * indent)
 
     def figures(self, text: str) -> None:
         """Print a line of statistics if statistics are on."""

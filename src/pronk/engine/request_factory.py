@@ -14,6 +14,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.autoregressive import Autoregressive
 from pronk.drafting.proposer import Proposer
 from pronk.engine.pooling import EmbeddingOptions, HiddenPooler
+from pronk.engine.ranking import RelevanceQuestion
 from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.models.adapters import Adapter
@@ -153,6 +154,24 @@ class RequestFactory:
             )
         return prompt._replace(token_ids=self.encode_prompt(prompt.token_ids))
 
+    @cached_property
+    def relevance(self) -> RelevanceQuestion:
+        """Question whether a document answers a query, for this model's tokenizer."""
+        return RelevanceQuestion(self.tokenizer)
+
+    def encode_relevance(
+        self, query: str, document: str, instruction: str | None = None
+    ) -> list[int]:
+        """Return the token ids of the question whether a document answers a query.
+
+        Special tokens in the texts are read as plain text. Arguments are those of
+        :meth:`~pronk.engine.ranking.RelevanceQuestion.messages`, errors those of
+        :meth:`encode_chat`.
+        """
+        messages = self.relevance.messages(query, document, instruction)
+        prompt = self.encode_chat(messages, trusted=False, options=self.relevance.options)
+        return prompt.token_ids
+
     def check(self, prompt: str | None, params: SamplingParams, suffix: str | None = None) -> None:
         """Check a request before the weights are loaded: its prompt, token ids and guide.
 
@@ -253,7 +272,9 @@ class RequestFactory:
         """End the text of each new request at the first tool call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
-            reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
+            reader = self.answer_format.reader(
+                calls.schemas, opened=opened, has_form=calls.has_form
+            )
             request.result.calls = RepeatedCalls(reader)
 
     def encode_continuations(
@@ -320,7 +341,9 @@ class RequestFactory:
         if params.thinking_budget is not None:
             markers = self.answer_format.thinking_markers
             if markers is not None:
-                thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
+                message = self.tokenizer.encode_plain(params.thinking_message)
+                budget = ThinkingBudget(params.thinking_budget, markers, prompt, output, message)
+                thinking.append(budget)
         request_sampler = sampler(
             params,
             seed,

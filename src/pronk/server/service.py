@@ -45,6 +45,7 @@ from pronk.server.protocol.small_routes import (
     DetokenizeRequest,
     EmbeddingRequest,
     ModerationRequest,
+    RerankRequest,
     TokenizeRequest,
     moderation,
 )
@@ -231,9 +232,9 @@ class Service:
             prompts = await self._read_in_turns(tenant, self._input_ids, request)
             vectors = await self.engine.embed(
                 prompts,
-                pooling=request.pooling or "mean",
+                pooling=request.pooling,
                 dimensions=request.dimensions,
-                normalize=request.normalize is not False,
+                normalize=request.normalize,
                 adapter=adapter,
                 **self._schedule(tenant, start),
             )
@@ -242,6 +243,31 @@ class Service:
         num_tokens = sum(map(len, prompts))
         write = partial(request.reply, name, [*vectors], num_tokens)
         return await self.engine.executor.run(tenant, write, size=_NUMBER_SIZE * vectors.size)
+
+    async def rerank(
+        self, request: RerankRequest, tenant: str = "", *, arrived: float | None = None
+    ) -> dict[str, Any]:
+        """Return the reply with the documents of a request, the most relevant ones first.
+
+        Documents run in groups of at most ``limits.prompts``. Arguments and errors are those of
+        :meth:`complete`.
+        """
+        question = self.engine.llm.request_factory.relevance
+        size = self.settings.limits.prompts
+        reports: dict[int, Mapping[int, float]] = {}
+        with self.metrics.request(arrived) as start:
+            self.names.adapter(request.model)
+            prompts = await self._read_in_turns(tenant, self._relevance_prompts, request)
+            text_request = TextRequest.model_validate({"model": request.model})
+            for first in range(0, len(prompts), size):
+                inputs = EngineInputs(prompts[first : first + size], question.params)
+                async with aclosing(self._steps(inputs, text_request, tenant, start)) as steps:
+                    async for pieces in steps:
+                        for piece in pieces:
+                            reports[first + piece.index] = piece.logprobs or {}
+        scores = [question.score(each) for each in _sort_by_index(reports)]
+        name = self.names.shown_as(request.model)
+        return request.reply(name, scores, sum(map(len, prompts)))
 
     async def tokenize(self, request: TokenizeRequest, tenant: str = "") -> dict[str, Any]:
         """Return the token ids of a text or a conversation."""
@@ -361,6 +387,18 @@ class Service:
 
         return (yield from _encode_in_turns(texts, encode))
 
+    def _relevance_prompts(self, request: RerankRequest) -> Turns[list[list[int]]]:
+        """Return the token ids of the question of relevance for each document of a request."""
+        request.check(self.settings.limits)
+        for text in request.texts:
+            self._check_length(request.query, request.instruction, text)
+        factory = self.engine.llm.request_factory
+
+        def encode(document: Any) -> list[int]:
+            return factory.encode_relevance(request.query, document, request.instruction)
+
+        return (yield from _encode_in_turns(request.texts, encode))
+
     def _input_ids(self, request: EmbeddingRequest) -> Turns[list[list[int]]]:
         request.check(self.settings.limits, self.engine.llm.config.hidden_size)
         texts = list_prompts(request.input)
@@ -411,6 +449,8 @@ class Service:
         requested = request.requested_max_tokens
         num_prompt = len(chat.token_ids)
         max_tokens = self._max_tokens(requested, num_prompt, request.limit_field)
+        if request.thinking_message is None:
+            missing["thinking_message"] = self.settings.thinking_message
         conversation = request.model_copy(update=missing)
         return conversation.prepare(chat, max_tokens, answers, shared_fields)
 

@@ -112,6 +112,14 @@ def serve(
             metavar="",
         ),
     ] = False,
+    reasoning_budget_message: Annotated[
+        str,
+        _server(
+            "Text that closes thoughts which have used up the budget of their request.",
+            metavar="TEXT",
+            show_default="none",
+        ),
+    ] = "",
     moderation_prompt: Annotated[
         Path | None,
         _server(
@@ -198,6 +206,7 @@ def serve(
         limits=limits,
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,
+        thinking_message=reasoning_budget_message,
         serve_chat_page=page,
         keep_volatile=keep_volatile,
     )

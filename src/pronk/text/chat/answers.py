@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,11 +12,10 @@ from pronk.text.chat.calls import BareCallReader, CallPart, CallReader
 from pronk.text.chat.dialects import (
     REASONING_FORMATS,
     ReasoningFormat,
-    TokenSymbols,
     ToolDialect,
     find_tool_dialect,
-    plain_text,
 )
+from pronk.text.chat.symbols import TokenSymbols, plain_text
 from pronk.text.chat.template import in_channels, nearest_effort
 from pronk.text.chat.thoughts import ChannelReader, Thought, ThoughtReader
 from pronk.text.thinking import ThinkingMarkers
@@ -128,20 +127,21 @@ class AnswerFormat:
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
     def reader(
-        self, names: Collection[str], *, opened: bool, has_form: bool = False
+        self, schemas: Mapping[str, str], *, opened: bool, has_form: bool = False
     ) -> AnswerReader:
         """Return a parser of one answer.
 
         Args:
-            names: names of the tools that the answer may call.
+            schemas: schema of the arguments, as JSON text, of each tool that the answer may call,
+                by the tool's name.
             opened: whether the prompt ends with the begin marker of thoughts (:meth:`opened_by`).
             has_form: whether text has a required form, such as JSON. If so, only calls with markers
                 are recognized.
         """
-        dialect = self._dialect() if names else None
+        dialect = self._dialect() if schemas else None
         if has_form and dialect is not None:
             dialect = replace(dialect, allows_bare=False)
-        return AnswerReader(self.symbols, dialect, self.reasoning, names, opened=opened)
+        return AnswerReader(self.symbols, dialect, self.reasoning, schemas, opened=opened)
 
     def _dialect(self) -> ToolDialect:
         if isinstance(self.dialect, str):
@@ -156,7 +156,8 @@ class AnswerReader:
         symbols: symbols of the model's tokens.
         dialect: format of calls; ``None`` for an answer without calls.
         reasoning: format of thoughts; ``None`` for an answer without thoughts.
-        names: names of the tools that the answer may call.
+        schemas: schema of the arguments, as JSON text, of each tool that the answer may call, by
+            the tool's name; ``None``: the answer has no calls.
         opened: whether the prompt ends with the begin marker of thoughts.
     """
 
@@ -165,16 +166,19 @@ class AnswerReader:
         symbols: TokenSymbols,
         dialect: ToolDialect | None,
         reasoning: ReasoningFormat | None,
-        names: Collection[str] = (),
+        schemas: Mapping[str, str] | None = None,
         *,
         opened: bool = False,
     ) -> None:
         self._symbols = symbols
+        schemas = schemas or {}
         in_channels = any(row is not None and row.before_text for row in (dialect, reasoning))
-        self._channels = ChannelReader(symbols, names) if in_channels else None
+        self._channels = ChannelReader(symbols, schemas) if in_channels else None
         self._thoughts = ThoughtReader(reasoning, symbols, opened=opened)
-        self._calls = None if dialect is None else CallReader(dialect, symbols, names)
-        self._bare = BareCallReader(names) if dialect is not None and dialect.allows_bare else None
+        self._calls = None if dialect is None else CallReader(dialect, symbols, schemas)
+        self._bare = (
+            BareCallReader(schemas) if dialect is not None and dialect.allows_bare else None
+        )
 
     @property
     def in_call(self) -> bool:
@@ -238,12 +242,13 @@ class AnswerCalls:
     """The tool calls that may be recognized in an answer.
 
     Attributes:
-        names: names of the tools that the answer may call.
+        schemas: schema of the arguments, as JSON text, of each tool that the answer may call, by
+            the tool's name.
         has_form: whether the answer's text has a required form, such as JSON. If so, only calls
             with markers are recognized.
     """
 
-    names: tuple[str, ...]
+    schemas: Mapping[str, str]
     has_form: bool = False
 
 
