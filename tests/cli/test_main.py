@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from checkpoints import MakeCheckpoint
 from command_line import Command as Run
 from command_line import assert_mistake
 from pronk.base.errors import CacheFullError, TokenizerError
+from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.cli.main import _all_commands, main
 from pronk.cli.options import sampling_params
 from pronk.cli.repl import ChatSession
@@ -54,7 +55,10 @@ class FakeLLM:
         self.adapters = tuple(options["adapters"])
         self.config = SimpleNamespace(context=1000, sampling={})
         self.request_factory = SimpleNamespace(
-            encode_prompt=lambda text: text, answer_format=self.answer_format
+            encode_prompt=lambda text: text,
+            encode_infill=lambda prefix, suffix: f"{prefix}|{suffix}",
+            end_infill=lambda params: replace(params, stop_token_ids=(7,)),
+            answer_format=self.answer_format,
         )
         self.calibration = SimpleNamespace(save=lambda: None)
         self.words = [*self.answer]
@@ -241,6 +245,16 @@ def test_prompt_is_read_verbatim(run: Run, fake: type[FakeLLM], tmp_path: Path, 
     for args in (("--prompt-file", str(path)), ("-",), ("--prompt-file", "-")):
         assert run("generate", *args, given=text)[0] == 0
         assert fake.made.asked == [text]
+
+
+def test_a_suffix_fills_in_the_middle(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("generate", "x", "--suffix", "y") == (0, "one two three\n", "")
+    assert fake.made.asked == ["x|y"]
+
+
+def test_a_suffix_needs_a_model_for_code(run: Run) -> None:
+    result = run("generate", "x", "--suffix", "y", "--model", str(tiny_model()))
+    assert_mistake(result, "suffix: expected a model with tokens for filling in the middle")
 
 
 def test_json_is_one_object_with_the_fields_of_the_result(run: Run, fake: type[FakeLLM]) -> None:
