@@ -5,12 +5,15 @@ logits are almost equal and a comparison of logits shows nothing.
 """
 
 import json
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pronk.base.arrays import Array
 from pronk.testing import byte_tokenizer
@@ -297,6 +300,9 @@ _DEFAULTS["mistral3"] = {
 }
 
 
+FAMILIES = tuple(_DEFAULTS)
+
+
 def _auto_class(family: str) -> Any:
     """Return the class of transformers that makes and loads a family."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -331,30 +337,73 @@ def make_checkpoint(
     save_dtype: torch.dtype = torch.float32,
     shard_size: str = "5GB",
     tokenizer: bool = True,
+    portable: bool = False,
     **overrides: Any,
 ) -> Path:
-    """Write a random model of a family into a folder; ``overrides`` are values of its config."""
+    """Write a random model of a family into a folder; ``overrides`` are values of its config.
+
+    With ``portable``, the weights are the same on every machine (:class:`PortableDraws`).
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(family, **(_DEFAULTS[family] | overrides))
     torch.manual_seed(seed)
     model = _auto_class(family).from_config(config, dtype=torch.float32)
-    randomize(model, seed)
+    randomize(model, PortableDraws(seed) if portable else Draws(seed))
     model.to(save_dtype).save_pretrained(folder, max_shard_size=shard_size)
     if tokenizer:
         byte_tokenizer(config.get_text_config().vocab_size).save(str(folder / "tokenizer.json"))
     return folder
 
 
+class Draws:
+    """Random numbers of torch, whose last bits depend on the processor."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, tensor: torch.Tensor, std: float) -> None:
+        """Fill a tensor with numbers of mean 0 and standard deviation ``std``."""
+        tensor.normal_(0.0, std, generator=self._generator)
+
+    def uniform(self, tensor: torch.Tensor, low: float, high: float) -> None:
+        """Fill a tensor with numbers of an interval."""
+        tensor.uniform_(low, high, generator=self._generator)
+
+
+class PortableDraws(Draws):
+    """Random numbers that are the same on every machine: sums of integers, times a factor."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._bits = np.random.PCG64(seed)
+
+    def normal(self, tensor: torch.Tensor, std: float) -> None:
+        """Fill a tensor with sums of four uniform numbers."""
+        words = self._bits.random_raw(tensor.numel())
+        total = np.zeros(tensor.numel())
+        for shift in (0, 16, 32, 48):
+            total += (words >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.float64) - 32767.5
+        # A sum of four has a standard deviation of 65536 / sqrt(3).
+        self._fill(tensor, total * (std * math.sqrt(3.0) / 65536.0))
+
+    def uniform(self, tensor: torch.Tensor, low: float, high: float) -> None:
+        words = self._bits.random_raw(tensor.numel()) >> np.uint64(32)
+        self._fill(tensor, low + words.astype(np.float64) * ((high - low) * 2.0**-32))
+
+    def _fill(self, tensor: torch.Tensor, values: NDArray[np.float64]) -> None:
+        tensor.copy_(torch.from_numpy(values.astype(np.float32)).view(tensor.shape))
+
+
 @torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int = 0) -> None:
+def randomize(model: torch.nn.Module, draws: Draws | None = None) -> None:
     """Replace the weights of a model by random ones.
 
     A product with a matrix keeps the scale of its input; gains are around 1, and biases far from 0.
     The states of some recurrent layers forget a token within one step, those of others keep it for
     more than 200.
     """
-    generator = torch.Generator().manual_seed(seed)
+    draws = draws or Draws()
     family = model.config.model_type
     recurrent = any(name.endswith("A_log") for name, _ in model.named_parameters())
     # gains are stored as gain - 1
@@ -365,28 +414,30 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             inputs = parameter.shape[-1] if recurrent else min(parameter.shape[-2:])
             # Norms of small outputs of a recurrence magnify errors of rounding.
             gain = 0.7 if recurrent else 1.2
-            std = 0.7 if "emb" in name or "wte" in name or "wpe" in name else gain * inputs**-0.5
-            parameter.normal_(0.0, std, generator=generator)
+            std = (
+                0.7 if "emb" in name or "wte" in name or "wpe" in name else gain / math.sqrt(inputs)
+            )
+            draws.normal(parameter, std)
         elif name.endswith("A_log"):
-            parameter.uniform_(-0.5, 2.0, generator=generator)
+            draws.uniform(parameter, -0.5, 2.0)
         elif name.endswith("dt_bias"):
             # In prompts, transformers raises small steps of Nemotron-H to a limit.
             low = -2.0 if family == "nemotron_h" else -5.0
-            parameter.uniform_(low, 1.0, generator=generator)
+            draws.uniform(parameter, low, 1.0)
         elif name.endswith("norm.weight") and offset and "linear_attn" not in name:
-            parameter.uniform_(-0.5, 0.5, generator=generator)
+            draws.uniform(parameter, -0.5, 0.5)
         elif name.endswith("bias"):
-            parameter.normal_(0.0, 0.3, generator=generator)
+            draws.normal(parameter, 0.3)
         else:
-            parameter.uniform_(0.5, 1.5, generator=generator)
+            draws.uniform(parameter, 0.5, 1.5)
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
-            buffer.normal_(0.0, 0.2, generator=generator)
+            draws.normal(buffer, 0.2)
     if family.startswith("gemma4"):
-        soften_gemma4(model, generator)
+        soften_gemma4(model, draws)
 
 
-def soften_gemma4(model: torch.nn.Module, generator: torch.Generator) -> None:
+def soften_gemma4(model: torch.nn.Module, draws: Draws) -> None:
     """Reduce random weights of a Gemma 4, and draw the factors of its layers.
 
     Attention scores have no other scale than the gains of queries, and large scores magnify errors
@@ -399,7 +450,7 @@ def soften_gemma4(model: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.mul_(0.3 if "embed" in name else 0.6)
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
-            buffer.uniform_(0.5, 0.9, generator=generator)
+            draws.uniform(buffer, 0.5, 0.9)
 
 
 def transformers_logits(

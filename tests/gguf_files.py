@@ -21,7 +21,9 @@ from pronk.checkpoint.tensors import Checkpoint
 from pronk.models.families import parse_config
 
 # blocks with a float16 scale that are converted before they are packed
-CONVERTED = ["IQ4_NL", "Q2_K", "Q3_K"]
+CONVERTED = ["IQ4_NL"]
+# blocks of 256 weights, the kernels' super-blocks
+SUPER_BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
 # blocks that stay in memory as they are
 STORED = [
     "IQ1_S",
@@ -36,7 +38,7 @@ STORED = [
     "NVFP4",
 ]
 # blocks that are packed without a conversion of numbers
-QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SUPER_BLOCKS]
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 # Names of families in GGUF files, where they differ from ``model_type``.
 GGUF_FAMILIES = {
@@ -83,6 +85,7 @@ UNITS = {
     "Q4_K": 15 * 63,
     "Q5_K": 31 * 63,
     "Q6_K": 31 * 127,
+    "IQ4_XS": 127 * 32,
     "Q5_0": 16,
     "Q5_1": 31,
     "IQ1_S": 9 / 8 * 15,
@@ -135,7 +138,9 @@ def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
         return weight.astype(np.float32 if kind == "F32" else np.float16)
     if kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"):
         return gguf.quants.quantize(weight, Type[kind])
-    return random_blocks(kind, *weight.shape, seed, scale=1.5 * float(weight.std()))
+    # Rounded, because the last bits of NumPy's standard deviation depend on the processor.
+    scale = round(1.5 * float(weight.std()), 3)
+    return random_blocks(kind, *weight.shape, seed, scale=scale)
 
 
 def decode(kind: str, stored: NDArray[Any]) -> NDArray[np.float32]:

@@ -39,6 +39,7 @@ METHODS = frozenset("cumprod cumsum dot mean prod reduce std sum var".split())
 # Calls of these names with defined bits.
 ALLOWED = {
     "math.prod": "products of integers: shapes",
+    "np.bitwise_or.reduce": "integers",
     "np.add.accumulate": "each sum is the one before plus a value, by NumPy's documentation",
     "self.all_reduce.sum": "adds the arrays of all processes in the order of their ranks",
 }

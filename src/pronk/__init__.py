@@ -46,8 +46,13 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams as SamplingParams
     from pronk.sampling.tree import TokenTree as TokenTree
     from pronk.text.guide import Guide as Guide
+    from pronk.text.infill import ContextFile as ContextFile
 
 __version__ = "0.2.0"
+
+# Version of the bits: with an equal value, the same model, prompt and seed give the same tokens and
+# log-probabilities. A change of them raises it (tests/golden.py).
+BITS = 1
 
 # Public names of each module. The first use of a name imports the module, so that ``pronk --help``
 # does not load NumPy.
@@ -58,6 +63,7 @@ _NAMES = {
     "pronk.llm": ("LLM",),
     "pronk.engine.outputs": ("Choice", "Completion", "Piece"),
     "pronk.text.guide": ("Guide",),
+    "pronk.text.infill": ("ContextFile",),
     "pronk.sampling.params": ("SamplingParams",),
     "pronk.sampling.tree": ("TokenTree",),
 }
@@ -85,4 +91,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     own_names = [name for names in _NAMES.values() for name in names]
-    return [*own_names, *drafter_classes(), "__version__"]
+    return [*own_names, *drafter_classes(), "BITS", "__version__"]

@@ -93,6 +93,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.6,
         "frequency_penalty": 0.4,
     },
+    # as the makers of models recommend
+    "recommended": {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+    },
     "repetition": {"repetition_penalty": 1.6},
     "presence": {"temperature": 0.8, "presence_penalty": 1.5},
     "frequency": {"temperature": 0.8, "frequency_penalty": 1.1},

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from checkpoint.formats.codes import coded_product, fused
-from gguf_files import QUANTIZED, SCALES, STORED, decode, random_blocks, set_scattered_scale
+from gguf_files import (
+    QUANTIZED,
+    SCALES,
+    STORED,
+    SUPER_BLOCKS,
+    decode,
+    random_blocks,
+    set_scattered_scale,
+)
 from kernels.test_products import ROWS, same, some_rows
 from own_process import in_own_process
 from pronk.base.arrays import Array
@@ -22,11 +30,13 @@ from pronk.models.linear import Linear, WeightLayout
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", [*QUANTIZED, *STORED])
-SUPER = pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+SUPER = pytest.mark.parametrize("kind", SUPER_BLOCKS)
 STORED_SUPER = pytest.mark.parametrize("kind", [kind for kind in STORED if kind != "NVFP4"])
 TYPES = {each.name: each for each in TENSOR_TYPES.values()}
 # the others: 352, an odd number of groups of 32
-INPUTS = {"Q4_K": 768, "Q5_K": 768, "Q6_K": 768} | dict.fromkeys(STORED, 768) | {"NVFP4": 448}
+INPUTS = dict.fromkeys([*SUPER_BLOCKS, *STORED], 768) | {"NVFP4": 448}
+# the zero of codes without minima, in the codes of ``unpack``
+ZEROS = {"Q3_K": 8, "Q6_K": 128, "IQ4_XS": 128}
 # Scales of stored blocks are an integer times the float16 scale of the block times this number.
 SCALE_UNITS = {
     "IQ1_S": 1 / 8,
@@ -69,7 +79,7 @@ def super_block_product(matrix: BlockMatrix, x: Array) -> Array:
     stored = matrix.parts[0].stored
     codes = np.empty((len(stored), matrix.inputs), np.uint8)
     unpacked = unpack(stored, TYPES[matrix.type], codes)
-    values = codes.astype(np.int64) - (96 if matrix.type == "Q6_K" else 0)
+    values = codes.astype(np.int64) - ZEROS.get(matrix.type, 0)
     group = unpacked.group
     size = TYPES[matrix.type].size
     raw = stored.reshape(len(stored), -1, size)
@@ -87,10 +97,9 @@ def super_block_product(matrix: BlockMatrix, x: Array) -> Array:
                 for g, (scale, minimum) in enumerate(zip(scales, minima, strict=True)):
                     at = slice(g * group, (g + 1) * group)
                     code = values[n, start : start + 256][at]
-                    offset = 32 if matrix.type == "Q6_K" else 0
-                    sums += scale * int(own[at] @ (code - offset)), minimum * int(own[at].sum())
+                    sums += scale * int(own[at] @ code), minimum * int(own[at].sum())
                 y = fused(np.float32(sums[0]), np.float32(factor) * step, out[r, n])
-                if matrix.type != "Q6_K":
+                if matrix.type not in ZEROS:
                     y = fused(np.float32(sums[1]), -(np.float32(factor_min) * step), y)
                 out[r, n] = y
     return out
@@ -143,6 +152,21 @@ def super_block_scales(
     if kind == "Q6_K":
         scales = block[192:208].view(np.int8).astype(int).tolist()
         return block[208:210].view(np.float16)[0], np.float16(0), scales, [0] * 16
+    if kind == "Q2_K":
+        factor, factor_min = block[80:].view(np.float16)
+        return factor, factor_min, (block[:16] & 15).tolist(), (block[:16] >> 4).tolist()
+    if kind == "Q3_K":
+        s = block[96:108].astype(int)
+        low = [*(s[:8] & 15), *(s[:8] >> 4)]
+        scales = [int(low[i] + (s[8 + i % 4] >> i // 4 * 2 & 3) * 16 - 32) for i in range(16)]
+        return block[108:].view(np.float16)[0], np.float16(0), scales, [0] * 16
+    if kind == "IQ4_XS":
+        high = int(block[2]) + 256 * int(block[3])
+        scales = [
+            (int(block[4 + i // 2]) >> i % 2 * 4 & 15) + (high >> 2 * i & 3) * 16 - 32
+            for i in range(8)
+        ]
+        return block[:2].view(np.float16)[0], np.float16(0), scales, [0] * 8
     factor, factor_min = block[:4].view(np.float16)
     s = block[4:16].astype(int)
     scales = [s[i] & 63 for i in range(4)] + [(s[i + 8] & 15) | (s[i] >> 6) << 4 for i in range(4)]
@@ -224,9 +248,13 @@ def test_the_largest_sums_do_not_overflow(kind: str) -> None:
     """
     stored = random_blocks(kind, 16, 512, 1)
     raw = stored.reshape(16, -1, TYPES[kind].size)
-    scales = slice(192, 208) if kind == "Q6_K" else slice(4, 16)
-    raw[:, :, : 192 if kind == "Q6_K" else 0] = 255
-    raw[:, :, slice(4, None) if kind != "Q6_K" else scales] = 255 if kind != "Q6_K" else 127
+    factors = [slice(at, at + 2) for at in SCALES.get(kind, (0,))]
+    kept = [raw[:, :, factor].copy() for factor in factors]
+    raw[:] = 255
+    for factor, value in zip(factors, kept, strict=True):
+        raw[:, :, factor] = value
+    if kind == "Q6_K":
+        raw[:, :, 192:208] = 127  # the scales are signed
     weight = BlockMatrix(kind, 512, (BlockRows(stored),))
     x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
     check_products(weight, x, super_block_product(weight, x))
@@ -247,7 +275,25 @@ def test_the_smallest_scale_of_six_bits(code_bytes: int) -> None:
     check_products(weight, x, super_block_product(weight, x))
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in QUANTIZED if kind[-1] != "K"), "NVFP4"])
+@pytest.mark.parametrize("scale", ["smallest", "largest"])
+@pytest.mark.parametrize("code_bytes", [0, 255], ids=["smallest codes", "largest codes"])
+@pytest.mark.parametrize("kind", ["Q3_K", "IQ4_XS"])
+def test_extreme_scales_of_six_bits(kind: str, code_bytes: int, scale: str) -> None:
+    """Scales of Q3_K and IQ4_XS are -32 to 31: the largest sums of both signs."""
+    stored = random_blocks(kind, 16, 512, 1)
+    raw = stored.reshape(16, -1, TYPES[kind].size)
+    codes = slice(96) if kind == "Q3_K" else slice(8, None)
+    scales = slice(96, 108) if kind == "Q3_K" else slice(2, 8)
+    raw[:, :, codes] = code_bytes
+    raw[:, :, scales] = 0 if scale == "smallest" else 255
+    weight = BlockMatrix(kind, 512, (BlockRows(stored),))
+    x = np.array([[1.0], [-1.0]], np.float32).repeat(512, axis=1)
+    check_products(weight, x, super_block_product(weight, x))
+
+
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in QUANTIZED if kind not in SUPER_BLOCKS), "NVFP4"]
+)
 def test_groups_equal_the_loop(kind: str) -> None:
     inputs = INPUTS.get(kind, 352)
     weight = blocks(kind, 21, inputs)

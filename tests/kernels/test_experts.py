@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from covering import covering_array
-from gguf_files import QUANTIZED, random_blocks
+from gguf_files import QUANTIZED, SUPER_BLOCKS, random_blocks
 from oracle import route
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
@@ -120,8 +120,8 @@ def make(
     NaN.
     """
     mixture = replace(MIXTURE, **changes)
-    hidden = 256 if form.endswith("_K") else 96
-    width = 256 if form.endswith("_K") else 160 if form in QUANTIZED else mixture.width
+    hidden = 256 if form in SUPER_BLOCKS else 96
+    width = 256 if form in SUPER_BLOCKS else 160 if form in QUANTIZED else mixture.width
     config = replace(tiny_config(hidden=hidden), norm_eps=1e-5, clamped_gate=clamped is not None)
     if not gated:
         config = replace(config, gated=False, activation="relu2")

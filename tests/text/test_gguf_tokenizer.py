@@ -24,6 +24,7 @@ from tokenizers import (
 
 from gemma4_files import write_gemma4_bpe
 from gguf_files import finish, write_bytes_bpe
+from hard_texts import hard_texts
 from pronk.base.errors import TokenizerError
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.gguf.vocabulary import TokenKind
@@ -82,6 +83,35 @@ KIMI = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL = ["<|endoftext|>", "<|user|>"]
+HARD_TEXTS = [each.text for each in hard_texts(360)]
+# Names of pre-tokenizers with the rules of another one.
+SAME_RULES = {
+    "a.x-4.0": "gpt-2",
+    "chatglm-bpe": "dbrx",
+    "deepseek-r1-qwen": "qwen2",
+    "f2llmv2": "qwen2",
+    "falcon-h1": "llama-bpe",
+    "falcon3": "llama-bpe",
+    "gigachat": "gpt-2",
+    "granite-docling": "gpt-2",
+    "joyai-llm": "deepseek-v3",
+    "kanana2": "gpt-4o",
+    "megrez": "qwen2",
+    "mellum": "gpt-2",
+    "midm-2.0": "llama-bpe",
+    "minerva-7b": "starcoder",
+    "pixtral": "llama-bpe",
+    "trillion": "gpt-2",
+}
+# The pre-tokenizer in tokenizer.json of DeepSeek V3.
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    (
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+)
 
 
 def random_texts(count: int) -> list[str]:
@@ -105,6 +135,11 @@ def by(pattern: str) -> Any:
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 SPLITS = {
     "dbrx": split(by(LLAMA3)),
+    "deepseek-coder": split(
+        *map(by, [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_LLM[-1]]),
+        pre_tokenizers.Digits(individual_digits=True),
+    ),
+    "deepseek-v3": split(*map(by, DEEPSEEK3)),
     "deepseek-llm": split(*map(by, DEEPSEEK_LLM), pre_tokenizers.Digits(individual_digits=True)),
     "glm4": split(by(LLAMA3)),
     "gpt-2": GPT2,
@@ -128,7 +163,8 @@ def trained(pre: str) -> tokenizers.Tokenizer:
     """Return a trained byte-level BPE with the pre-tokenizer of this name."""
     tokenizer = tokenizers.Tokenizer(
         models.BPE(
-            ignore_merges=pre in ("kimi-k2", "lfm2", "llama-bpe", "llama3", "llama-v3", "tekken")
+            ignore_merges=pre
+            in ("kimi-k2", "lfm2", "llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken")
         )
     )
     tokenizer.pre_tokenizer = SPLITS[pre]
@@ -172,10 +208,79 @@ def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
         tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, pre), ggml__add_bos_token=False
     )
     mine = Tokenizer.load(path, 701)
-    same(mine, theirs, [*TEXTS, *random_texts(1500), "a<tool>b <tool>"])
+    same(mine, theirs, [*TEXTS, *HARD_TEXTS, *random_texts(500), "a<tool>b <tool>"])
     plain = Tokenizer(theirs)
     assert mine.fingerprint == plain.fingerprint
     assert mine.special_ids == plain.special_ids == {0, 1}
+
+
+def test_every_pre_tokenizer_is_compared() -> None:
+    """Each supported name has rules of an original, or those of a name that is compared."""
+    for name, compared in SAME_RULES.items():
+        assert PRE_TOKENIZERS[name] == PRE_TOKENIZERS[compared], name
+    assert PRE_TOKENIZERS.keys() == {"default", *SPLITS, *SAME_RULES}
+
+
+@pytest.mark.parametrize("name", ["bloom", "olmo", "qwen2-1", "superbpe", "tiny_aya"])
+def test_other_pre_tokenizers_are_refused(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, trained("gpt-2"), name))
+    with pytest.raises(TokenizerError, match=f"tokenizer.ggml.pre to be one of .*found '{name}'"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize(("pre", "is_whole"), [("smaug-bpe", True), ("dbrx", False)])
+def test_words_that_no_merges_make(pre: str, is_whole: bool, tmp_path: Path) -> None:
+    """Llama 3 has such tokens. ``tokenizer.json`` says ``ignore_merges``; GGUF files do not."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([*"word", "word", "wo"])
+        writer.add_token_merges(["w o"])
+        writer.add_string("tokenizer.ggml.pre", pre)
+
+    ids = Tokenizer.load(write(tmp_path / "a.gguf", fill)).encode("word")
+    assert ids == ([4] if is_whole else [5, 2, 3])
+
+
+def test_a_word_of_gemma4_that_no_merges_make(tmp_path: Path) -> None:
+    """In the vocabulary of Gemma 4, ``</div>`` is such a token."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [3, 3, 3, 2, *[6] * 256]
+    words = ["</div>", *"</div>", "</"]
+    path = write_gemma4_bpe(
+        tmp_path / "a.gguf", [*tokens, *words], ["< /"], [*kinds, *[1] * len(words)]
+    )
+    mine = Tokenizer.load(path)
+    found = [mine.token_text(token) for token in mine.encode("</div>", add_special_tokens=False)]
+    assert found == ["</", "d", "i", "v", ">"]
+
+
+def test_user_defined_runs_of_spaces(tmp_path: Path) -> None:
+    """Gemma 3: visible spaces in a text and spaces are the same to merges, as in the original."""
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", "  ", "   ", "a", "\u2581a"]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0, 0.0, 0.0, -5.0, -1000.0, -1000.0, -6.0, -1.0])
+        writer.add_token_types([2, 3, 3, 1, 4, 4, 1, 1])
+
+    mine = Tokenizer.load(
+        write(tmp_path / "a.gguf", fill, ggml__add_space_prefix=False, ggml__add_bos_token=False)
+    )
+    expected = {
+        "  a": [4, 6],
+        "   ": [5],
+        "\u2581 a": [4, 6],
+        " \u2581 ": [5],
+        "a \u2581": [6, 4],
+        " a": [7],
+        "\u2581\u2581a": [4, 6],
+    }
+    assert {text: mine.encode(text) for text in expected} == expected
+    assert [mine.decode(ids) for ids in expected.values()] == [
+        text.replace("\u2581", " ") for text in expected
+    ]
 
 
 def gemma4_model() -> dict[str, Any]:
@@ -490,6 +595,10 @@ def test_special_tokens_of_phi_3_take_the_space_after_them(tmp_path: Path) -> No
     assert ends == (2, ids["<|end|>"], ids["<|endoftext|>"])
 
 
+# more words than any vocabulary has that no merges make
+WORDS = [f"word{number}" for number in range(1001)]
+
+
 def no_merges(
     writer: gguf.GGUFWriter, *tokens: str, pre: str | None = "gpt-2", model: str = "gpt2"
 ) -> None:
@@ -534,9 +643,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a long "
     "token": (lambda w: no_merges(w, "a" * 1025), {}, ("tokens of at most 1024 characters, found one of "
         "1025")),
-    "no merges": (lambda w: no_merges(w, "a", "b", "ab"), {}, ("tokenizer.ggml.merges: expected merges, of which 1 "
+    "no merges": (lambda w: no_merges(w, *WORDS), {}, ("tokenizer.ggml.merges: expected merges, of which 1001 "
         "tokens are made, found none")),
-    "no merges of Gemma": (lambda w: no_merges(w, "a", "ab", model="gemma4"), {}, "expected merges, of which 1"),
+    "no merges of Gemma": (lambda w: no_merges(w, *WORDS, model="gemma4"), {}, "expected merges, of which 1001"),
     "other merges": (crossed, {}, "expected merges that match the tokens, found a mismatch"),
     "few kinds": (unlike, {}, ("tokenizer.ggml.token_type: expected one for each of 2 tokens, "
         "found 1")),
@@ -636,7 +745,8 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert loaded.chat(messages, tools=tools) == "tool_use, hi"
 
 
-NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+NAMES_OF_PARTS = [f"fim_{part}" for part in ("pre", "suf", "mid", "pad", "rep", "sep")]
+NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", *NAMES_OF_PARTS)
 
 
 @pytest.mark.parametrize("name", NAMES_OF_IDS)
@@ -680,9 +790,6 @@ def test_unused_ids_do_not_matter(tmp_path: Path) -> None:
             "cls",
             "mask",
             "image",
-            "fim_pre",
-            "fim_suf",
-            "fim_mid",
         ):
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", 99)
 

@@ -36,6 +36,10 @@ _COMMANDS = {
         "pronk.cli.models:list_models",
         "List the models on this machine, and their drafters; --json also has the paths.",
     ),
+    "info": Command(
+        "pronk.cli.info:info",
+        "Describe a model: family, sizes, quantization, memory, chat template, drafters.",
+    ),
     "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
 }
 

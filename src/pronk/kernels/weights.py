@@ -67,9 +67,12 @@ _BLOCK_LAYOUTS = {
     "Q5_0": (6, CODED_TYPES[5], 32, _NO_MINIMA),
     "Q5_1": (7, CODED_TYPES[5], 32, _MINIMA),
     "Q8_0": (8, CODED_TYPES[8], 32, _NO_MINIMA),
-    "Q4_K": (12, SUPER_BLOCK_TYPES[4], 32, _MINIMA),
-    "Q5_K": (13, SUPER_BLOCK_TYPES[5], 32, _MINIMA),
-    "Q6_K": (14, SUPER_BLOCK_TYPES[6], 16, _NO_MINIMA),
+    "Q2_K": (10, SUPER_BLOCK_TYPES["Q2_K"], 16, _MINIMA),
+    "Q3_K": (11, SUPER_BLOCK_TYPES["Q3_K"], 16, _NO_MINIMA),
+    "Q4_K": (12, SUPER_BLOCK_TYPES["Q4_K"], 32, _MINIMA),
+    "Q5_K": (13, SUPER_BLOCK_TYPES["Q5_K"], 32, _MINIMA),
+    "Q6_K": (14, SUPER_BLOCK_TYPES["Q6_K"], 16, _NO_MINIMA),
+    "IQ4_XS": (23, SUPER_BLOCK_TYPES["IQ4_XS"], 32, _NO_MINIMA),
 }
 
 # Numbers in llama.cpp of the types whose blocks stay as they are in the file.
@@ -78,7 +81,12 @@ _STORED_NUMBERS = {
 }
 
 _BITS_OF_TYPE = {number: bits for bits, number in CODED_TYPES.items()}
-_BITS_OF_TYPE |= {number: bits for bits, number in SUPER_BLOCK_TYPES.items()}
+_SUPER_BLOCK_BITS = {"Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "IQ4_XS": 4}
+_BITS_OF_TYPE |= {SUPER_BLOCK_TYPES[name]: bits for name, bits in _SUPER_BLOCK_BITS.items()}
+# Number of the arrays ``[16, 2]`` of bytes in a super-block of 16 outputs that hold scales and
+# minima.
+_SUPER_BLOCK_SCALES = {"Q2_K": 8, "Q3_K": 6, "Q4_K": 8, "Q5_K": 8, "Q6_K": 8, "IQ4_XS": 4}
+_SCALES_OF_TYPE = {SUPER_BLOCK_TYPES[name]: count for name, count in _SUPER_BLOCK_SCALES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,17 +197,15 @@ def _lane_sections(struct: CWeights) -> list[tuple[int, int]]:
     if struct.type == TYPES[BFLOAT16]:
         return [(struct.K_pad // 2, 4)]  # pairs of inputs
     if struct.stored:
-        return [(1, TENSOR_TYPES[struct.stored].size)]  # a block of the file
+        return [(TENSOR_TYPES[struct.stored].size, 1)]  # the bytes of a block of the file
     bits = _BITS_OF_TYPE.get(struct.type)
     if bits is None:
         return [(struct.K, 2 if struct.type == TYPES[FLOAT16] else 4)]
+    if struct.type in _SCALES_OF_TYPE:
+        # factors of scales and of minima; scales and minima; codes, in words of 32 bits
+        return [(2, 2), (_SCALES_OF_TYPE[struct.type], 2), (_SUPER_BLOCK * bits // 32, 4)]
     # the low 4 bits of eight inputs, or four codes of 8 bits; then all high bits of a group
-    words = struct.group // (4 if bits == 8 else 8) + (bits in (5, 6))
-    if struct.type in SUPER_BLOCK_TYPES.values():
-        groups = _SUPER_BLOCK // struct.group
-        # factors of scales and of minima; scales, and with 4 and 5 bits minima, of pairs of groups
-        scales = groups if bits == 6 else 2 * groups
-        return [(2, 2), (scales // 2, 2), (groups * words, 4)]
+    words = struct.group // (4 if bits == 8 else 8) + (bits == 5)
     number = 4 if struct.scale_type == TYPES[FLOAT32] else 2
     # minima have the type of the scales, and zero points are bytes
     size_of_minimum = {_NO_MINIMA: 0, _MINIMA: number, _ZEROS: 1}[struct.minima]
@@ -347,7 +353,7 @@ def _set_stored_format(struct: CWeights, type_: str) -> int:
     struct.stored = _STORED_NUMBERS[type_]
     # Blocks of 256 inputs decode to super-blocks, others to groups with float32 scales.
     is_super_block = TENSOR_TYPES[struct.stored].values == _SUPER_BLOCK
-    struct.type = SUPER_BLOCK_TYPES[8] if is_super_block else CODED_TYPES[8]
+    struct.type = SUPER_BLOCK_TYPES["decoded"] if is_super_block else CODED_TYPES[8]
     struct.group = _STORED_GROUP
     struct.minima = _NO_MINIMA
     struct.scale_type = TYPES[FLOAT32]

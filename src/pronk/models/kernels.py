@@ -54,7 +54,14 @@ _MATRIX_SIZES = ((96, 80), (320, 48), (1100, 48))
 _BLOCK_INPUTS = 512  # inputs of the checked products with GGUF blocks
 # Offsets in bytes of the float16 scales of a GGUF block; 0 and 2 for other types. In IQ1_M, the two
 # bytes have the exponent of the scale.
-_SCALE_OFFSETS = {"Q6_K": (208,), "IQ1_M": (54,), "TQ1_0": (52,), "TQ2_0": (64,)}
+_SCALE_OFFSETS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "IQ1_M": (54,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
 # of the weights, or int8 for a KV cache of 8 bits.
 _TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
@@ -403,7 +410,11 @@ def _mlp(rows: Array, up: Array, down: Array) -> Array:
     return (_silu(gate) * linear) @ down.T
 
 
-def _convolution(_: ModelConfig, weights: dict[str, Array], rows: Array) -> Array:
+def _convolution(
+    config: ModelConfig,  # noqa: ARG001 - all branches have one signature
+    weights: dict[str, Array],
+    rows: Array,
+) -> Array:
     b, c, x = np.split(rows @ weights["gates"].T, 3, axis=-1)
     states = np.concatenate((np.zeros((_TAPS - 1, len(b[0]))), b * x))
     return c * sum(weights["filter"][:, tap] * states[tap : tap + len(b)] for tap in range(_TAPS))

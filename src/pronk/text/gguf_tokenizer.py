@@ -26,6 +26,7 @@ from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.gguf.reader import GgufFile
 from pronk.checkpoint.gguf.vocabulary import (
     ADDED_KINDS,
+    VISIBLE_SPACE,
     TokenKind,
     Vocabulary,
     read_array,
@@ -47,10 +48,12 @@ _TEMPLATE_KEYS = {
 # a token. A vocabulary of 262,144 tokens needs a tenth of either.
 _MAX_SPLIT_CHARACTERS = 2**27
 _MAX_PAIRS = 2**22
+# Maximum number of tokens of several characters in a file without merges. Some tokens need none:
+# Llama 3 has 588 that no merges make.
+_MAX_UNMERGED = 1000
 # Maximum number of characters of all added tokens. An automaton finds these tokens before a text is
 # split; building it takes 4 µs per character. Well-known models have up to 80,000 characters.
 _MAX_ADDED_CHARACTERS = 2**20
-_VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
 @contextmanager
@@ -71,13 +74,11 @@ def _no_garbage_collection() -> Iterator[None]:
 @_no_garbage_collection()
 def read_tokenizer(
     checkpoint: GgufCheckpoint,
-) -> tuple[tokenizers.Tokenizer, int, dict[str, str], dict[str, str]]:
+) -> tuple[tokenizers.Tokenizer, int]:
     """Convert the tokenizer of a GGUF file.
 
     Returns:
-        The tokenizer; its largest token id, or -1 without tokens; the texts of special tokens, by
-        their names in chat templates, such as ``bos_token``; and the Jinja sources of the chat
-        templates ``default`` and ``tool_use``, if the file has them.
+        The tokenizer, and its largest token id, or -1 without tokens.
 
     Raises:
         TokenizerError: the tokenizer is absent, unsupported or damaged.
@@ -92,7 +93,6 @@ def read_tokenizer(
             file, f"expected tokenizer.ggml.model to be one of {allowed}, found {found}; {remedy}"
         )
     vocabulary = checkpoint.vocabulary
-    templates = _chat_templates(file)
     try:
         backend = _MODELS[model](file, vocabulary)
         # Phi-3's SentencePiece tokenizers strip white space after special tokens. GGUF files do not
@@ -115,17 +115,36 @@ def read_tokenizer(
             "download it again"
         )
         raise TokenizerError(msg) from error
+    ids = [token_id for token_id, text in enumerate(vocabulary.tokens) if text is not None]
+    return backend, ids[-1] if ids else -1
+
+
+def read_templates(checkpoint: GgufCheckpoint) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the chat templates of a GGUF file, and the special tokens that they may name.
+
+    Returns:
+        The texts of special tokens, by their names in chat templates, such as ``bos_token``; and
+        the Jinja sources of the chat templates ``default`` and ``tool_use``, if the file has them.
+
+    Raises:
+        TokenizerError: the vocabulary or a template is damaged.
+    """
+    vocabulary = checkpoint.vocabulary
     template_names = {
         "bos": "bos_token",
         "eos": "eos_token",
         "unknown": "unk_token",
         "padding": "pad_token",
+        # parts of a prompt for filling in the middle (pronk.text.infill)
+        "fim_pre": "prefix_token",
+        "fim_suf": "suffix_token",
+        "fim_mid": "middle_token",
+        "fim_rep": "repository_token",
+        "fim_sep": "file_token",
     }
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
     given = {key: text for key, text in special.items() if text is not None}
-    ids = [token_id for token_id, text in enumerate(vocabulary.tokens) if text is not None]
-    largest_id = ids[-1] if ids else -1
-    return backend, largest_id, given, templates
+    return given, _chat_templates(checkpoint.header)
 
 
 def _chat_templates(file: GgufFile) -> dict[str, str]:
@@ -177,6 +196,11 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
             f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, "
             "found others",
         )
+    # Merges of user-defined tokens come first; converters write scores of -1000 for these tokens.
+    ranks = [
+        math.inf if kind == TokenKind.USER_DEFINED else score
+        for score, kind in zip(scores, vocabulary.kinds, strict=True)
+    ]
     tokens = [token or "" for token in vocabulary.tokens]
     num_characters = sum(len(token) ** 2 for token in tokens)
     if num_characters > _MAX_SPLIT_CHARACTERS:
@@ -184,7 +208,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
             file, "expected tokens that a second suffices to split, found too many long ones"
         )
     try:
-        merges = merges_from_scores(tokens, scores, _MAX_PAIRS)
+        merges = merges_from_scores(tokens, ranks, _MAX_PAIRS)
     except TooManyPairsError:
         refuse_tokens(
             file,
@@ -196,12 +220,12 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
 def _gemma4_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """Return the BPE tokenizer of Gemma 4.
 
-    A text is split into runs of line ends and the text between them. As in llama.cpp, such a part
-    that is a token is not split further.
+    A text is split into runs of line ends and the text between them. A part that is a token is
+    split nevertheless if merges do not make this token, as in the original: ``</div>`` in a text
+    becomes three tokens.
     """
     merges = _read_merges(file, vocabulary)
     backend = _with_visible_spaces(file, vocabulary, merges, prefix_space=False)
-    backend.model.ignore_merges = True
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(LINE_ENDS_PATTERN), "isolated")
     return backend
 
@@ -224,16 +248,16 @@ def _with_visible_spaces(
         vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab
     )
     backend = tokenizers.Tokenizer(model)
-    normalizing: list[Any] = [normalizers.Replace(" ", _VISIBLE_SPACE)]
+    normalizing: list[Any] = [normalizers.Replace(" ", VISIBLE_SPACE)]
     decoding: list[Any] = [
-        decoders.Replace(_VISIBLE_SPACE, " "),
+        decoders.Replace(VISIBLE_SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
     # As in llama.cpp, the space is prepended to the text, and to each part of the text that follows
     # a special token.
     if read_flag(file, "add_space_prefix", default=prefix_space):
-        normalizing.insert(0, normalizers.Prepend(_VISIBLE_SPACE))
+        normalizing.insert(0, normalizers.Prepend(VISIBLE_SPACE))
         decoding.append(decoders.Strip(" ", left=1, right=0))
     backend.normalizer = normalizers.Sequence(normalizing)
     backend.decoder = decoders.Sequence(decoding)
@@ -266,14 +290,14 @@ def _read_merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]
     """Return the merges of a BPE tokenizer.
 
     Raises:
-        TokenizerError: the file has none, and a token of several characters that needs them.
+        TokenizerError: the file has none, and too many tokens that need them.
     """
     merges = read_array(file, "merges", str)
     if not merges:
         kinds = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
         normal = [token for token, kind in kinds if token and kind == TokenKind.NORMAL]
         merged = sum(len(token) > 1 for token in normal)
-        if merged:
+        if merged > _MAX_UNMERGED:
             expected = f"merges, of which {merged} tokens are made"
             remedy = "convert the model again, with its tokenizer"
             refuse_tokens(file, f"tokenizer.ggml.merges: expected {expected}, found none; {remedy}")

@@ -72,6 +72,7 @@ _DEEPSEEK_LLM_PATTERNS = (
     _CJK,
     r"\p{N}+",
 )
+_DEEPSEEK_CODER_PATTERNS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 # Kimi K2: as GPT-4o, but Chinese characters are words of their own, and a line's end may not follow
 # a slash.
 _HAN = r"\p{Han}"
@@ -105,28 +106,51 @@ class PreTokenizer(NamedTuple):
 _DBRX = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER_TEXT}",))
 _LLAMA3 = _DBRX._replace(ignore_merges=True, add_bos=True)
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
+_GPT2 = PreTokenizer((_GPT2_PATTERN,))
+_GPT4O = PreTokenizer((_GPT4O_PATTERN,))
+_QWEN2 = PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True)
+_DEEPSEEK3 = PreTokenizer(_DEEPSEEK3_PATTERNS)
 PRE_TOKENIZERS = {
     # The name that llama.cpp's converter writes for models whose pre-tokenizer it does not know.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "a.x-4.0": _GPT2,
+    "chatglm-bpe": _DBRX,  # the pre-tokenizer of GLM-4
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER_PATTERNS),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM_PATTERNS),  # the pre-tokenizer of DeepSeek-V2-Lite
-    "deepseek-v3": PreTokenizer(_DEEPSEEK3_PATTERNS),
-    "glm4": _DBRX,  # the pre-tokenizer of GLM-4.7-Flash
+    "deepseek-r1-qwen": _QWEN2,  # the pre-tokenizer of DeepSeek-R1-Distill-Qwen
+    "deepseek-v3": _DEEPSEEK3,
+    "glm4": _DBRX,  # the pre-tokenizer of GLM-4.5 and GLM-4.7-Flash
     "dbrx": _DBRX,  # the pre-tokenizer of OLMo 2 and 3, Phi-4, Granite 4
-    "gpt-2": PreTokenizer((_GPT2_PATTERN,)),
-    "gpt-4o": PreTokenizer((_GPT4O_PATTERN,)),  # the pre-tokenizer of Phi-4-mini
+    "f2llmv2": _QWEN2,
+    "falcon-h1": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "gigachat": _GPT2,
+    "gpt-2": _GPT2,
+    "gpt-4o": _GPT4O,  # the pre-tokenizer of Phi-4-mini and gpt-oss
+    "granite-docling": _GPT2,
+    "joyai-llm": _DEEPSEEK3,  # the name for new versions of DeepSeek V3's tokenizer.json
+    "kanana2": _GPT4O,
     # the pre-tokenizer of Moonlight; tiktoken looks up whole words before it merges bytes
     "kimi-k2": PreTokenizer((_KIMI_PATTERN,), ignore_merges=True),
     "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "qwen2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_OTHER_TEXT}",), nfc=True),
+    "megrez": _QWEN2,
+    "mellum": _GPT2,
+    "midm-2.0": _LLAMA3,
+    "minerva-7b": _SINGLE_DIGITS,
+    "pixtral": _LLAMA3,  # the pre-tokenizer of Nemotron-H and Nemotron 3
+    "qwen2": _QWEN2,
     "qwen35": PreTokenizer((_QWEN35_PATTERN,), nfc=True),  # Qwen 3.5, 3.6 and 3.8, Qwen4-Exp
     "refact": _SINGLE_DIGITS,  # the pre-tokenizer of Granite 3
-    "smaug-bpe": _DBRX,  # the pre-tokenizer of SmolLM3
+    # The name for Llama 3's vocabulary without BOS, as in SmolLM3. Some of its words are no results
+    # of merges. llama.cpp applies the merges nevertheless, so its ids differ for these words.
+    "smaug-bpe": _DBRX._replace(ignore_merges=True),
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
+    "trillion": _GPT2,
 }
 
 # Pattern cl100k of GPT-4, with possessive quantifiers, which never backtrack.
@@ -141,12 +165,8 @@ _OTHER_PATTERNS = {
     _POSSESSIVE_PATTERN,
     # of GPT-2, as tiktoken writes it
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"\s?\p{L}+",  # of DeepSeek Coder
-    r"\s?\p{P}+",
-    _CJK,  # of DeepSeek Coder
     r"[0-9]",
     r"\d",
-    r"[\r\n]",
     "[\r\n]",  # of DeepSeek Coder: like the one above, with the characters in place of escapes
 }
 PATTERNS = _OTHER_PATTERNS.union(*(each.patterns for each in PRE_TOKENIZERS.values()))

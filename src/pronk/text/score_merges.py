@@ -109,7 +109,7 @@ def merges_from_scores(
     Args:
         tokens: different texts, of at most 1,024 characters each. Empty texts are left out, and
             may occur several times.
-        scores: finite score of each token.
+        scores: score of each token, a number or infinity.
         max_pairs: maximum number of pairs.
 
     Raises:

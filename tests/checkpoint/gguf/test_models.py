@@ -247,7 +247,10 @@ def test_projections_keep_their_bits_and_groups(
     for layer in decoder.layers:
         structs = [part.packed.struct for part in layer.qkv.parts]
         forms = [(struct.N, struct.type, struct.group) for struct in structs]
-        assert forms == [(256 + 128, SUPER_BLOCK_TYPES[4], 32), (128, SUPER_BLOCK_TYPES[6], 16)]
+        assert forms == [
+            (256 + 128, SUPER_BLOCK_TYPES["Q4_K"], 32),
+            (128, SUPER_BLOCK_TYPES["Q6_K"], 16),
+        ]
     assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
 
 

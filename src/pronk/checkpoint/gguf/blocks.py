@@ -6,7 +6,8 @@ a block]``, scales ``[..., groups]``, and minima ``[..., groups]`` or ``None``. 
 result are equal to those of llama.cpp:
 
 - 2-bit and 3-bit codes become 4-bit codes.
-- 5-bit and 6-bit codes become 8-bit codes, as do the integers that IQ4_NL's codes stand for.
+- 5-bit and 6-bit codes become 8-bit codes, as do the integers that the codes of IQ4_NL and IQ4_XS
+  stand for.
 - In formats without minima, codes are shifted to a zero point of 8 (4-bit codes) or 128.
 - The floats of MXFP4 become 5-bit codes with a zero point of 16.
 - All codes of :mod:`~pronk.checkpoint.gguf.stored_blocks` have 8 bits and a zero point of 128.
@@ -19,6 +20,7 @@ block, in order (scale and minimum are float16)::
     Q4_0  scale 2, nibbles 16                   Q5_1  scale 2, minimum 2, high bits 4, nibbles 16
     Q4_1  scale 2, minimum 2, nibbles 16        Q6_K  nibbles 128, high bits 64, scales 16, factor 2
     IQ4_NL  scale 2, nibbles 16
+    IQ4_XS  factor 2, high bits of scales 2, low bits of scales 4, nibbles 128
     Q2_K  4-bit scales and minima 16, codes 64, factors 4
     Q3_K  high bits 32, codes 64, 6-bit scales 12, factor 2
     Q4_K  factors 4, 6-bit scales and minima 12, nibbles 128
@@ -132,9 +134,9 @@ Unpacked = tuple[Array, Array, Array | None]
 # times as much memory.
 _CHUNK_BYTES = 1 << 20
 
-# The integers that the codes 0..15 of IQ4_NL stand for (``kvalues_iq4nl`` of llama.cpp).
-_IQ4_NL_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-_IQ4_NL_CODES = np.array([128 + value for value in _IQ4_NL_VALUES], UINT8)
+# The integers that the codes 0..15 of IQ4_NL and IQ4_XS stand for (``kvalues_iq4nl`` of llama.cpp).
+_IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+_IQ4_CODES = np.array([128 + value for value in _IQ4_VALUES], UINT8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,7 +366,17 @@ def _mxfp4(blocks: Array) -> Unpacked:
 
 
 def _iq4_nl(blocks: Array) -> Unpacked:
-    return _IQ4_NL_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
+    return _IQ4_CODES[_unpack_nibbles(blocks[..., 2:], 16)], _to_float32(blocks[..., :2]), None
+
+
+def _iq4_xs(blocks: Array) -> Unpacked:
+    # Bytes 4..7 hold the low 4 bits of the eight scales, bytes 2 and 3 their high 2 bits.
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
+    low = _unpack_nibbles(blocks[..., 4:8], 1)
+    high = blocks[..., 2:4, None] >> shifts & 3
+    scales = low | high.reshape(low.shape) << 4
+    codes = _IQ4_CODES[_unpack_nibbles(blocks[..., 8:], 16)]
+    return codes, _to_float32(blocks[..., :2]) * (scales.astype(FLOAT32) - 32), None
 
 
 def _stored(convert: Callable[[Array], stored_blocks.Converted], group: int) -> _BlockFormat:
@@ -398,8 +410,9 @@ BLOCKS = STORED_BLOCKS | {
     "Q4_K": _BlockFormat(_q4_k, 4, 32),
     "Q5_K": _BlockFormat(_q5_k, 8, 32),
     "Q6_K": _BlockFormat(_q6_k, 8, 16),
+    "IQ4_XS": _BlockFormat(_iq4_xs, 8, 32),
     "MXFP4": _BlockFormat(_mxfp4, 5, 32),
 }
 # Types whose blocks the kernels pack without a conversion of numbers; blocks of the other types are
 # converted first.
-PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "Q2_K", "Q3_K", "MXFP4"}
+PACKED_BLOCKS = frozenset(BLOCKS) - {"IQ4_NL", "MXFP4"}

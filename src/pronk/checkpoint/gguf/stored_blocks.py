@@ -3,7 +3,7 @@
 Functions such as :func:`iq2_xxs` convert blocks, uint8 ``[..., bytes of a block]``, to codes
 ``[..., weights of a block]`` with a zero point of 128, and scales ``[..., groups]``. The weights
 that result are equal to those of llama.cpp: a weight is a float16 factor times two small integers,
-and such a product is exact. The kernels decode the same blocks (``kernels/csrc/decode.cpp``, which
+and such a product is exact. The kernels decode the same blocks (``kernels/csrc/decode.inc``, which
 lists the bytes of each).
 """
 

@@ -17,12 +17,15 @@ _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokeniz
 # Names of special tokens that end a generation. The metadata key ``tokenizer.ggml.NAME_token_id``
 # has the id of the special token NAME.
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
+# Tokens before the parts of a prompt for filling in the middle.
+_INFILL_KEYS = ("fim_pre", "fim_suf", "fim_mid")
+_SPECIAL_NAMES = ("bos", *_END_KEYS, *_INFILL_KEYS, "unknown", "padding")
 # Ids of special tokens in files with the tokenizer model ``llama`` that do not state them.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 # Tokens with more characters are refused. Only damaged files have them, and the search for a
 # token's merges, which tries every split, would take long.
 MAX_TOKEN_CHARACTERS = 1024
+VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece tokens
 
 
 class TokenKind(IntEnum):
@@ -73,6 +76,8 @@ class Vocabulary:
             is_unused = is_made_up and kinds[i] in (TokenKind.UNUSED, TokenKind.USER_DEFINED)
             if not text or is_unused:
                 tokens[i] = None
+        if file.get(f"{_KEY_PREFIX}model") == "llama":
+            _show_spaces(tokens, kinds)
         _check_tokens(file, [token for token in tokens if token is not None])
         defaults = _SENTENCEPIECE_IDS if file.get(f"{_KEY_PREFIX}model") == "llama" else {}
         special_ids = {}
@@ -146,6 +151,20 @@ def read_array(file: GgufFile, name: str, kind: type, count: int | None = None) 
         expected = f"one for each of {count} tokens"
         refuse_tokens(file, f"{key}: expected {expected}, found {len(values)}")
     return values
+
+
+def _show_spaces(tokens: list[str | None], kinds: Sequence[int]) -> None:
+    """Restore the visible spaces of user-defined tokens that are runs of spaces.
+
+    Gemma 3 has such tokens. The converter of llama.cpp writes them with spaces, but the original
+    tokenizer has them with visible spaces, like all its tokens.
+    """
+    known = set(tokens)
+    for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind == TokenKind.USER_DEFINED and token and not token.strip(" "):
+            shown = token.replace(" ", VISIBLE_SPACE)
+            if shown not in known:
+                tokens[i] = shown
 
 
 def _check_tokens(file: GgufFile, tokens: Sequence[str]) -> None:

@@ -156,10 +156,39 @@ struct GemmTiles {
   GemmTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
-// Types k4, k5 and k6: inputs of a super-block; bytes before the scales, and before the codes, in one of 16 outputs.
-const int SUPER_BLOCK = 256, SUPER_SCALES = 64, SUPER_HEADER = SUPER_SCALES + 256;
+// Inputs of a super-block; bytes before the scales, and maximum of bytes before the codes, in one of 16 outputs.
+const int SUPER_BLOCK = 256, SUPER_SCALES = 64, MAX_SUPER_HEADER = SUPER_SCALES + 256;
 // Type k8: inputs of a group; bytes before the codes.
 const int WIDE_GROUP = 16, WIDE_HEADER = SUPER_SCALES + SUPER_BLOCK / WIDE_GROUP * 64;
+
+// A format with super-blocks. A weight is factor * scale * (code - zero), or factor * scale * code - minimum.
+struct SuperFormat {
+  int bits, group;    // bits of a code; inputs per scale
+  int header;         // bytes before the codes in one of 16 outputs
+  bool minima;        // whether groups have minima
+  bool packed_scales; // whether scales have fewer than 8 bits in memory
+  int zero_shift;     // without minima: logarithm to base 2 of the zero
+
+  constexpr int pairs() const { return SUPER_BLOCK / group / 2; }  // pairs of groups
+  // Inputs whose codes are together: a group, or a pair of groups.
+  constexpr int chunk() const { return bits == 6 ? 16 : 32; }
+};
+constexpr SuperFormat super_format(int type) {
+  switch (type) {
+    case PRONK_K2: return {2, 16, SUPER_SCALES + 256, true, true, 0};
+    case PRONK_K3: return {3, 16, SUPER_SCALES + 192, false, true, 2};
+    case PRONK_K4: return {4, 32, SUPER_SCALES + 256, true, false, 0};
+    case PRONK_K5: return {5, 32, SUPER_SCALES + 256, true, false, 0};
+    case PRONK_K8: return {8, WIDE_GROUP, WIDE_HEADER, false, false, 7};
+    case PRONK_IQ4: return {4, 32, SUPER_SCALES + 128, false, false, 7};
+    default: return {6, 16, SUPER_SCALES + 256, false, false, 5};  // k6
+  }
+}
+
+// The integers that the codes of iq4 stand for (kvalues_iq4nl of llama.cpp), plus 128; once for each 16 bytes of a vector.
+#define PRONK_IQ4_VALUES 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241
+alignas(64) const uint8_t IQ4_VALUES[64] = {PRONK_IQ4_VALUES, PRONK_IQ4_VALUES, PRONK_IQ4_VALUES, PRONK_IQ4_VALUES};
+#undef PRONK_IQ4_VALUES
 
 // Operands of a GEMM tile with quantized weights; quantized.inc has the formulas. A *unit* is the inputs that share one
 // scale of an input row: a group, or a super-block.
@@ -185,10 +214,22 @@ struct QuantTiles {
   QuantTileFunction by_rows[MAX_TILE_M + 1][3];
 };
 
+// A type of blocks of GGUF files that keep their size in memory (decode.inc).
+struct StoredType {
+  int32_t number;         // in ggml.h
+  int64_t inputs, bytes;  // of a block
+  // Decode the blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
+  void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
+};
+const int NUM_STORED_TYPES = 10;
+// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
+const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
+
 struct QuantKernels {
   int max_rows, max_accumulators;  // maximum rows of a tile; maximum of its rows times its blocks
+  const StoredType* stored;        // [NUM_STORED_TYPES]
   double (*multiply)(int64_t rounds);  // multiply codes in registers; return the number of products
-  QuantTiles tiles[12];            // by quant_format
+  QuantTiles tiles[15];            // by quant_format
 };
 
 // Implementations of pronk_sample, pronk_sample_draft, pronk_exp, pronk_log, pronk_total and pronk_exp_total.
@@ -231,6 +272,12 @@ extern const QuantKernels quant_dot, quant_i8mm;
 // Kernels of an instruction set; `fast`: see pronk_pass.fast.
 const IsaKernels* isa_kernels(int isa, bool fast);
 const QuantKernels* quant_kernels(int isa);
+// Return the type of stored blocks with a number, decoded by some kernels; null if there is none.
+const StoredType* stored_type(const QuantKernels* quant, int32_t number);
+// The same for callers without kernels of their own.
+static inline const StoredType* stored_type(int32_t number) {
+  return stored_type(quant_kernels(PRONK_PORTABLE), number);
+}
 
 // Bytes of an element of a cache pool or of weights.
 static inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
@@ -240,14 +287,11 @@ static inline bool is_quantized(const pronk_weights* w) {
 static inline bool has_super_blocks(const pronk_weights* w) { return w->type >= PRONK_K4; }
 // Bits of a weight code.
 static inline int code_bits(const pronk_weights* w) {
-  switch (w->type) {
-    case PRONK_Q8: case PRONK_K8: return 8;
-    case PRONK_K6: return 6;
-    case PRONK_Q5: case PRONK_K5: return 5;
-    default: return 4;
-  }
+  if (has_super_blocks(w)) return super_format(w->type).bits;
+  return w->type == PRONK_Q8 ? 8 : w->type == PRONK_Q5 ? 5 : 4;
 }
-// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6, k8.
+// Index in QuantKernels.tiles: q8, q4, q4 in groups of 32, q5, each without and with minima; then k4, k5, k6, k8,
+// k2, k3, iq4.
 static inline int quant_format(const pronk_weights* w) {
   switch (w->type) {
     case PRONK_Q8: return w->minima != 0;
@@ -261,24 +305,12 @@ static inline int64_t quant_unit(const pronk_weights* w) { return has_super_bloc
 static inline int64_t quant_units(const pronk_weights* w) { return w->K_pad / quant_unit(w); }
 // Bytes before the codes in a unit of 16 outputs.
 static inline int64_t quant_header(const pronk_weights* w) {
-  if (w->type == PRONK_K8) return WIDE_HEADER;
-  if (has_super_blocks(w)) return SUPER_HEADER;
+  if (has_super_blocks(w)) return super_format(w->type).header;
   return (w->scale_type == PRONK_F32 ? 64 : 32) * (w->minima == 1 ? 2 : 1) + (w->minima == 2 ? 16 : 0);
 }
 static inline int64_t quant_unit_bytes(const pronk_weights* w) {
   return quant_header(w) + quant_unit(w) * code_bits(w) * 2;
 }
-// A type of blocks of GGUF files that stay in memory as they are (decode.cpp).
-struct StoredType {
-  int32_t number;         // in ggml.h
-  int64_t inputs, bytes;  // of a block
-  // Decode the adjacent blocks of 16 outputs to the units of an 8-bit type, k8 or q8 with scales of type f32.
-  void (*decode)(const uint8_t* from, const void* codebook, uint8_t* to);
-};
-// Maximum bytes of a block, and of the decoded blocks of 16 outputs: a super-block of type k8.
-const int MAX_STORED = 128, MAX_DECODED = WIDE_HEADER + SUPER_BLOCK * 16;
-// Return the type with a number; null if there is none.
-const StoredType* stored_type(int32_t number);
 // Bytes of a quantized block of 16 outputs.
 static inline int64_t quant_block_bytes(const pronk_weights* w) {
   if (!w->stored) return quant_units(w) * quant_unit_bytes(w);

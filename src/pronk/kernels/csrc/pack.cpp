@@ -97,10 +97,13 @@ void store_codes(int bits, const uint8_t* codes, int64_t count, int64_t lane, ui
   if (high_bits) store_32(to, high);
 }
 
-// Return code `k` of output `lane`, stored by store_codes.
+// Return code `k` of output `lane` of a group or chunk, see pronk_weights.
 int32_t load_code(int bits, const uint8_t* part, int64_t k, int64_t lane) {
   const uint8_t* at = part + 4 * lane + k % 4;
   if (bits == 8) return at[k / 4 * 64];
+  if (bits == 2) return at[k / 16 * 64] >> (k % 16 / 4 * 2) & 3;
+  if (bits == 3 && k < 24) return at[k / 8 * 64] >> (k % 8 / 4 * 3) & 7;
+  if (bits == 3) return at[(k - 24) / 4 * 64] >> 6 | (at[128] >> (k / 4) & 1) << 2;
   int32_t code = at[k / 8 * 64] >> (k & 4) & 15;
   if (bits == 5) code |= (at[256] >> (k / 4) & 1) << 4;
   if (bits == 6) code |= (at[128] >> (k / 4 * 2) & 3) << 4;
@@ -153,8 +156,8 @@ void pack_codes_part(void* argument, int thread, int threads) {
 }
 
 // The formats of GGUF blocks, by their numbers in ggml.h: bytes of a block, and its weights (32 or 256).
-enum { GGUF_Q4_0 = 2, GGUF_Q4_1 = 3, GGUF_Q5_0 = 6, GGUF_Q5_1 = 7, GGUF_Q8_0 = 8, GGUF_Q4_K = 12, GGUF_Q5_K = 13,
-       GGUF_Q6_K = 14 };
+enum { GGUF_Q4_0 = 2, GGUF_Q4_1 = 3, GGUF_Q5_0 = 6, GGUF_Q5_1 = 7, GGUF_Q8_0 = 8, GGUF_Q2_K = 10, GGUF_Q3_K = 11,
+       GGUF_Q4_K = 12, GGUF_Q5_K = 13, GGUF_Q6_K = 14, GGUF_IQ4_XS = 23 };
 
 int64_t gguf_block_bytes(int format) {
   switch (format) {
@@ -163,9 +166,12 @@ int64_t gguf_block_bytes(int format) {
     case GGUF_Q5_0: return 22;
     case GGUF_Q5_1: return 24;
     case GGUF_Q8_0: return 34;
+    case GGUF_Q2_K: return 84;
+    case GGUF_Q3_K: return 110;
     case GGUF_Q4_K: return 144;
     case GGUF_Q5_K: return 176;
     case GGUF_Q6_K: return 210;
+    case GGUF_IQ4_XS: return 136;
     default: return 0;
   }
 }
@@ -189,6 +195,15 @@ inline void pack_32_nibbles(const uint8_t* p, uint8_t* to) {
   for (int i = 0; i < 4; i++) store_8_codes(to + 64 * i, load_64(p + 8 * i) >> SHIFT & NIBBLES);
 }
 
+// Pack 32 4-bit codes of an output: the low nibbles of p[0 .. 15], then the high ones.
+inline void pack_split_nibbles(const uint8_t* p, uint8_t* to) {
+  uint64_t first = load_64(p), second = load_64(p + 8);
+  store_8_codes(to, first & NIBBLES);
+  store_8_codes(to + 64, second & NIBBLES);
+  store_8_codes(to + 128, first >> 4 & NIBBLES);
+  store_8_codes(to + 192, second >> 4 & NIBBLES);
+}
+
 // Return a packed word: byte j has the `width` high bits of code j at bit step * width, and those of code j + 4 `width`
 // bits higher. Byte i of `bits` has the high bits of code i.
 inline uint32_t high_bits(uint64_t bits, int step, int width) {
@@ -208,12 +223,7 @@ bool pack_group(int format, const uint8_t* from, uint8_t* to, uint8_t* codes) {
   if (format == GGUF_Q8_0) {
     for (int i = 0; i < 8; i++) store_32(codes + 64 * i, load_32(p + 4 * i) ^ 0x80808080u);
   } else {
-    const uint8_t* nibbles = p + (five ? 4 : 0);
-    uint64_t first = load_64(nibbles), second = load_64(nibbles + 8);
-    store_8_codes(codes, first & NIBBLES);
-    store_8_codes(codes + 64, second & NIBBLES);
-    store_8_codes(codes + 128, first >> 4 & NIBBLES);
-    store_8_codes(codes + 192, second >> 4 & NIBBLES);
+    pack_split_nibbles(p + (five ? 4 : 0), codes);
     if (five) {  // bit k of 32 is the high bit of code k
       uint32_t bits = load_32(p), high = 0;
       for (int k = 0; k < 32; k += 4) high |= spread_4_bits(bits >> k & 15) << (k / 4);
@@ -270,6 +280,69 @@ bool pack_k6(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) 
   return is_finite_half(from + 208);
 }
 
+// Pack the 2-bit codes of group `g` of a Q2_K or Q3_K block, whose 64 bytes of codes are at `from`. Input
+// 128 h + 32 r + i has its code in bits 2 r and 2 r + 1 of byte 32 h + i. Here i is 0 or 16, the start of the group.
+void pack_two_bits(const uint8_t* from, int g, uint8_t* to) {
+  const uint8_t* p = from + g / 8 * 32 + g % 2 * 16;
+  int shift = g % 8 / 2 * 2;
+  store_32(to, high_bits(load_64(p) >> shift & BITS_01, 0, 2) | high_bits(load_64(p + 8) >> shift & BITS_01, 2, 2));
+}
+
+// Pack a Q2_K block as a super-block of an output, see pack_k45; return whether its factors are finite. The first 16
+// bytes have the scale of a group in the low and the minimum in the high nibble.
+bool pack_k2(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from + 80, 2);
+  memcpy(to + 32, from + 82, 2);
+  for (int g = 0; g < 16; g++) {
+    scales[g / 2 * 32 + g % 2] = from[g];
+    pack_two_bits(from + 16, g, codes + 64 * g);
+  }
+  return is_finite_half(from + 80) && is_finite_half(from + 82);
+}
+
+// Return the 6-bit scale of group `g` of a Q3_K block, whose 12 bytes of scales are at `s`: the low 4 bits of scales i and
+// i + 8 are in byte i < 8, the high bits of scales i, i + 4, i + 8 and i + 12 in byte 8 + i, i < 4.
+uint8_t scale_of_k3(const uint8_t* s, int g) {
+  return (uint8_t)((s[g % 8] >> (g / 8 * 4) & 15) | (s[8 + g % 4] >> (g / 4 * 2) & 3) << 4);
+}
+
+// Pack a Q3_K block as a super-block of an output, see pack_k45; return whether its factor is finite. Of input 32 p + i,
+// bit p of byte i is the high bit of the code; the low bits are those of a Q2_K block.
+bool pack_k3(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from + 108, 2);
+  for (int place = 0; place < 4; place++) {  // the scales of groups place, place + 4, … are at one place of a vector
+    uint8_t scale[4], *at = scales + place / 2 * 32 + place % 2;
+    for (int i = 0; i < 4; i++) scale[i] = scale_of_k3(from + 96, 4 * i + place);
+    at[0] = (uint8_t)((scale[0] & 15) | scale[1] << 4);
+    at[64] = (uint8_t)((scale[2] & 15) | scale[3] << 4);
+    at[128] = (uint8_t)(scale[0] >> 4 | scale[1] >> 4 << 2 | scale[2] >> 4 << 4 | scale[3] >> 4 << 6);
+  }
+  for (int pair = 0; pair < 8; pair++, codes += 192) {
+    uint32_t low[8], code[8];  // four codes each
+    for (int step = 0; step < 8; step++) {
+      low[step] = load_32(from + 32 + pair / 4 * 32 + 4 * step) >> (pair % 4 * 2) & (uint32_t)BITS_01;
+      code[step] = low[step] | (load_32(from + 4 * step) >> pair & (uint32_t)BITS_0) << 2;
+    }
+    store_32(codes, code[0] | code[1] << 3 | low[6] << 6);
+    store_32(codes + 64, code[2] | code[3] << 3 | low[7] << 6);
+    store_32(codes + 128, code[4] | code[5] << 3 | (code[6] ^ low[6]) << 4 | (code[7] ^ low[7]) << 5);
+  }
+  return is_finite_half(from + 108);
+}
+
+// Pack an IQ4_XS block as a super-block of an output, see pack_k45; return whether its factor is finite. Bytes 2 and 3
+// have the high 2 bits of the scales, bytes 4 to 7 their low 4 bits.
+bool pack_iq4(const uint8_t* from, uint8_t* to, uint8_t* scales, uint8_t* codes) {
+  memcpy(to, from, 2);
+  int high = from[2] | from[3] << 8;
+  for (int g = 0; g < 8; g++) {
+    int scale = (from[4 + g / 2] >> (g % 2 * 4) & 15) | (high >> (2 * g) & 3) << 4;
+    scales[g / 2 * 32 + g % 2] = (uint8_t)(scale - 32);
+    pack_split_nibbles(from + 8 + 16 * g, codes + 256 * g);
+  }
+  return is_finite_half(from);
+}
+
 // Return whether the factors of the blocks of 16 outputs of a stored type are finite. (The scales of NVFP4 always are.)
 bool have_finite_factors(const StoredType* type, const pronk_weights* w, const uint8_t* from) {
   alignas(64) uint8_t decoded[MAX_DECODED];
@@ -285,9 +358,14 @@ bool have_finite_factors(const StoredType* type, const pronk_weights* w, const u
 // scale of a super-block at `scales` and first codes at `codes`; return whether its numbers are finite.
 bool pack_block(const pronk_weights* w, int32_t format, const uint8_t* from, uint8_t* to, uint8_t* scales,
                 uint8_t* codes) {
-  if (format == GGUF_Q6_K) return pack_k6(from, to, scales, codes);
-  if (has_super_blocks(w)) return pack_k45(format == GGUF_Q5_K, from, to, scales, codes);
-  return pack_group(format, from, to, codes);
+  switch (w->type) {
+    case PRONK_K2: return pack_k2(from, to, scales, codes);
+    case PRONK_K3: return pack_k3(from, to, scales, codes);
+    case PRONK_K4: case PRONK_K5: return pack_k45(format == GGUF_Q5_K, from, to, scales, codes);
+    case PRONK_K6: return pack_k6(from, to, scales, codes);
+    case PRONK_IQ4: return pack_iq4(from, to, scales, codes);
+    default: return pack_group(format, from, to, codes);
+  }
 }
 
 // Return the stored bytes of output `row`; with heads, undo the row order of interleaved RoPE (see pronk_blocks).
@@ -323,7 +401,7 @@ void pack_blocks_part(void* argument, int thread, int threads) {
   if (!finite) p->damaged->store(true, std::memory_order_relaxed);
 }
 
-// Copy a thread's share of blocks of a stored type.
+// Pack a thread's share of blocks of a stored type: the bytes of 16 outputs alternate.
 void pack_stored_part(void* argument, int thread, int threads) {
   const PackBlocks* p = (const PackBlocks*)argument;
   const pronk_weights* w = p->w;
@@ -338,7 +416,7 @@ void pack_stored_part(void* argument, int thread, int threads) {
     uint8_t* to = p->data + b * quant_block_bytes(w);
     for (int64_t u = 0; u < per_row; u++, to += 16 * type->bytes) {
       for (int64_t i = 0; i < count; i++)
-        memcpy(to + i * type->bytes, row[i] + u * type->bytes, (size_t)type->bytes);
+        for (int64_t k = 0; k < type->bytes; k++) to[16 * k + i] = row[i][u * type->bytes + k];
       finite &= have_finite_factors(type, w, to);
     }
   }
@@ -435,19 +513,26 @@ static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int
     if (!w->minima) return scale * (float)(code - (1 << (bits - 1)));
     return scale * (float)code + load_number(at + header / 2, w->scale_type, lane);
   }
-  int64_t group = k / w->group, place = group / 2 * 32 + lane * 2 + group % 2;
   if (w->type == PRONK_K8) {
     int32_t scale;
-    memcpy(&scale, at + SUPER_SCALES + 64 * group + 4 * lane, 4);
+    memcpy(&scale, at + SUPER_SCALES + k / w->group * 64 + 4 * lane, 4);
     return load_number(at, PRONK_F32, lane) * (float)scale * (float)(load_code(8, at + header, k, lane) - 128);
   }
-  int32_t code = load_code(bits, at + header + group * w->group * bits * 2, k % w->group, lane);
-  float scale = load_number(at, PRONK_F16, lane) * (float)(int8_t)at[SUPER_SCALES + place];
-  if (w->type == PRONK_K6) return scale * (float)(code - 32);
-  return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)at[SUPER_SCALES + 128 + place];
+  const SuperFormat format = super_format(w->type);
+  int64_t group = k / format.group, place = group / 2 * 32 + lane * 2 + group % 2, chunk = format.chunk();
+  int32_t code = load_code(bits, at + header + k / chunk * chunk * bits * 2, k % chunk, lane);
+  const uint8_t* scales = at + SUPER_SCALES;
+  int32_t integer = (int8_t)scales[place], minimum = scales[128 + place];
+  if (w->type == PRONK_K2) integer = scales[place] & 15, minimum = scales[place] >> 4;
+  if (w->type == PRONK_K3) integer = load_code(6, scales + place % 64, place / 64 * 4, 0) - 32;
+  if (w->type == PRONK_IQ4) code = IQ4_VALUES[code];
+  float scale = load_number(at, PRONK_F16, lane) * (float)integer;
+  if (!format.minima) return scale * (float)(code - (1 << format.zero_shift));
+  return scale * (float)code - load_number(at + 32, PRONK_F16, lane) * (float)minimum;
 }
 
-// Convert `count` weights of one output to float32: blocks of a stored type from `from` on, `stride` bytes apart.
+// Convert `count` weights of one output to float32: blocks of a stored type from `from` on, whose bytes are `stride` bytes
+// apart.
 static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t stride, int64_t count, float* out) {
   const StoredType* type = stored_type(w->stored);
   alignas(64) uint8_t decoded[MAX_DECODED];
@@ -455,8 +540,8 @@ static void unpack_stored(const pronk_weights* w, const uint8_t* from, int64_t s
   pronk_weights one = *w;
   one.data = decoded;
   one.K = one.K_pad = type->inputs;
-  for (int64_t at = 0; at < count; at += type->inputs, from += stride) {
-    memcpy(blocks, from, (size_t)type->bytes);
+  for (int64_t at = 0; at < count; at += type->inputs, from += stride * type->bytes) {
+    for (int64_t k = 0; k < type->bytes; k++) blocks[16 * k] = from[stride * k];
     type->decode(blocks, w->codebook, decoded);
     for (int64_t k = 0; k < type->inputs; k++) out[at + k] = dequantize(&one, 0, 0, k);
   }
@@ -472,9 +557,8 @@ void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
     block = row / w->unit * (round_up(w->unit, 16) / 16) + inside / 16, lane = inside % 16;
   }
   if (w->stored) {
-    int64_t bytes = stored_type(w->stored)->bytes;
-    const uint8_t* from = (const uint8_t*)w->data + block * quant_block_bytes(w) + lane * bytes;
-    return unpack_stored(w, from, 16 * bytes, w->K, out);
+    const uint8_t* from = (const uint8_t*)w->data + block * quant_block_bytes(w) + lane;
+    return unpack_stored(w, from, 16, w->K, out);
   }
   for (int64_t k = 0; k < w->K; k++) {
     if (w->type == PRONK_BF16)
@@ -495,11 +579,11 @@ void pronk::unpack_blocks(const pronk_weights* w, int32_t format, const void* ta
   if (w->stored) {
     const StoredType* type = stored_type(w->stored);
     int64_t row_bytes = count / type->inputs * type->bytes;
-    return unpack_stored(w, (const uint8_t*)table + row * row_bytes, type->bytes, count, out);
+    return unpack_stored(w, (const uint8_t*)table + row * row_bytes, 1, count, out);
   }
   int64_t bytes = gguf_block_bytes(format);
   const uint8_t* from = (const uint8_t*)table + row * (count / quant_unit(w)) * bytes;
-  uint8_t packed[SUPER_HEADER + SUPER_BLOCK * 16];  // at most 16 outputs of 8 bits; one of them is used
+  uint8_t packed[MAX_SUPER_HEADER + SUPER_BLOCK * 16];  // at most 16 outputs of 8 bits; one of them is used
   pronk_weights one = *w;                           // a matrix of one output, of one block
   one.data = packed;
   one.K = one.K_pad = quant_unit(w);

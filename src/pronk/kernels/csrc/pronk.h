@@ -11,12 +11,12 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 19
+#define PRONK_VERSION 22
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
   PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5,
-  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10
+  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10, PRONK_K2 = 11, PRONK_K3 = 12, PRONK_IQ4 = 13
 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
@@ -60,8 +60,11 @@ enum pronk_kind {
 enum pronk_rule { PRONK_GATED_DELTA = 0, PRONK_MAMBA2 = 1 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32). C, as
 // wide as the stream, holds one branch of a layer while another is computed. INPUTS (f32) holds the inputs of all layers.
+// SLOTS are the rows' slots of the pool `keys`, of the stream's type and as wide as the output: a result of PRONK_LINEAR or
+// PRONK_NORM that only other programs read, the feature of a drafter.
 enum pronk_buffer {
-  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6
+  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6,
+  PRONK_SLOTS = 7
 };
 // What PRONK_LINEAR multiplies.
 // DENSE: each row, by one matrix w.
@@ -92,15 +95,27 @@ enum pronk_activation {
 //                pair of groups [pairs][16][2]; k4, k5: the unsigned 8-bit minima [pairs][16][2]; and the codes, group
 //                after group. A group is 32 inputs, with k6 16. k4 like q4, k5 like q5, and k6 the low 4 bits like q4,
 //                then the high bits [16][4]: bits 2 i and 2 i + 1 of byte j are those of k = 4 i + j
+//   k2, k3, iq4  [blocks][K / 256] super-blocks, those of Q2_K, Q3_K and IQ4_XS. They begin with the factors of k4 to k6
+//              (k3, iq4: zeros in place of factors of the minima). A *chunk* is the 32 codes of a pair of groups of 16:
+//                k2  bytes [pairs][16][2], with a 4-bit scale in the low and a 4-bit minimum in the high nibble; then
+//                    chunks of two vectors [16][4], one for each group: bits 2 i and 2 i + 1 of byte j are those of
+//                    k = 4 i + j
+//                k3  6-bit scales, less a zero of 32: of the bytes [8 pairs][16][2] = [4][64] that 8-bit scales would
+//                    be, the low 4 bits [2][64], with vectors 0 and 2 in the low and 1 and 3 in the high nibbles, then
+//                    the high bits [64], bits 2 i and 2 i + 1 of vector i; then chunks of three vectors [16][4]: bits
+//                    3 i to 3 i + 2 of byte j of vector v are those of k = 8 v + 4 i + j. Bits 6 and 7 of vectors 0 and
+//                    1 are the low bits of k = 24 + j and 28 + j, and bits 6 and 7 of vector 2 their high bits
+//                iq4 the signed 8-bit scales of pairs of groups of 32 like k4; then codes like q4, which are indices of
+//                    the table IQ4_VALUES (common.h)
 //   k8         [blocks][K / 256] super-blocks: 16 factors (f32), the scales of 16 groups of 16 inputs [16][16] (int32), and
 //              the codes like q8. Only decoded blocks of a file have this type, see `stored`
 // A weight is scale * code + minimum; without minima scale * (code - zero), with the group's zero point or a zero of 128
 // (q8), 16 (q5) or 8 (q4).
 // k4 and k5: factor * scale * code - factor of the minima * minimum; k6: factor * scale * (code - 32); k8: factor * scale *
-// (code - 128).
+// (code - 128). k2 is like k4, k3 like k6 with code - 4, and iq4 with a value of the table.
 //
-// With `stored`, the data are the blocks of a GGUF file as they are, [blocks][K / inputs of a file's block][16 outputs], and
-// the fields `type` to `scale_type` describe what the kernels decode them to when they multiply (decode.cpp).
+// With `stored`, the data are the blocks of a GGUF file, [blocks][K / inputs of a file's block][bytes of a file's block][16],
+// and the fields `type` to `scale_type` describe what the kernels decode them to when they multiply (decode.inc).
 typedef struct {
   int32_t type;
   int32_t gated;         // 1: gate and up projection in one matrix, whose blocks alternate: gate, up, gate, up, …
@@ -114,7 +129,7 @@ typedef struct {
   const void* data;
   const float* bias;     // [blocks * 16] or null
   const int32_t* order;  // quantized: [K] index of the input that each weight multiplies; null: 0, 1, …, K - 1
-  const void* codebook;  // stored: for each index in a block, the bytes that decode.cpp describes; null: the type has none
+  const void* codebook;  // stored: for each index in a block, the bytes that decode.inc describes; null: the type has none
 } pronk_weights;
 
 // A low-rank adapter (LoRA) of the matrix W of an operation. The operation computes x W^T + (x down^T) up^T + b instead of
@@ -270,9 +285,22 @@ typedef struct {
   int32_t (*on_token)(int32_t token, float confidence);  // called with each token; returning 0 ends the chain
 } pronk_chain;
 
+// Options by which a request chooses the target's tokens: those of pronk.sampling.params that need no state besides the
+// tokens of its text.
+typedef struct {
+  uint64_t key;       // key of the request; a position's noise key is hash_token(key, position)
+  float temperature;  // 0: greedy, without noise and truncation
+  float log_min_p;    // logarithm of min-p; minus infinity: none
+  int64_t top_k;      // 0: all tokens
+  double top_p;       // 1: all tokens
+  double repetition, frequency, presence;  // penalties
+  int32_t* counts;    // [vocab] how often the output has each token; null: no penalties
+  const uint8_t* in_prompt;  // [vocab] whether the prompt has a token
+} pronk_sampling;
+
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the eight structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[8]);
+// Write the sizes in bytes of the nine structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[9]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
@@ -283,9 +311,10 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
 // Pack blocks of a GGUF file into `data`, filled with 0: of all w->blocks blocks of 16 outputs those from `first` on,
-// `blocks` of them. The `count` sources are stacked, with all rows of w; gated: the gate, then the up projection. `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and 12,
-// 13, 14 for Q4_K, Q5_K, Q6_K. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows,
-// w does not have the blocks, or the type is unknown.
+// `blocks` of them. The `count` sources are stacked, with all rows of w; gated: the gate, then the up projection.
+// `format` is the number of their type in llama.cpp: 2, 3, 6, 7, 8 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, 10 to 14 for Q2_K to
+// Q6_K, and 23 for IQ4_XS. Returns 0; -1 if a scale is not finite; -2 if the sources do not have w's rows, w does not have
+// the blocks, or the type is unknown.
 PRONK_API int32_t pronk_pack_blocks(const pronk_weights* w, const pronk_blocks* source, int64_t count, int32_t format,
                                     int64_t first, int64_t blocks, void* data, int32_t threads);
 // Quantize `source` [N, K] (f32, bf16 or f16, `stride` elements between rows) to 8 or 4 bits without minima: `codes`
@@ -302,6 +331,12 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 // Sample the target's token: the first argmax of logits / temperature + Gumbel noise(key, token), or of the logits at
 // temperature 0. Returns -1 if a logit is not finite.
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
+// Follow the target's tokens from the root of a token tree, as long as children have them. `logits` [nodes, vocab] are
+// those after each node, and `position` is that of the token after the root. `parents` [nodes] of a node that may not be
+// accepted is -1. `path` [nodes] receives the accepted nodes, then the token after the last of them. Returns the number of
+// accepted nodes; -1 if a logit is not finite; -2 if memory is exhausted. `counts` is changed during the call only.
+PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
+                               const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa);
 // Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
 // less precision than in pronk_sample, and is 0 if `key` is null. `ids` [vocab] has the token of each logit; null: 0, 1,
 // …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns

@@ -23,21 +23,6 @@ static inline float fused_multiply_add(float a, float b, float c) {
   return (float)sum;
 }
 
-// Natural logarithm of a positive normal number, with a relative error below 2^-35 before the result is rounded. With
-// x = 2^e m and m in [sqrt(1/2), sqrt(2)): e log(2) + 2 atanh(s), a series in s = (m - 1) / (m + 1).
-static inline float natural_log(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  int32_t exponent = (int32_t)(bits - 0x3f3504f3) >> 23;  // 0x3f3504f3: sqrt(1/2)
-  bits -= (uint32_t)exponent << 23;
-  float m;
-  memcpy(&m, &bits, 4);
-  double s = ((double)m - 1.0) / ((double)m + 1.0), z = s * s;
-  double series = 0.0;
-  for (int n = 15; n > 0; n -= 2) series = series * z + 2.0 / n;
-  return (float)((double)exponent * 0.69314718055994531 + s * series);
-}
-
 static inline float bf16_to_float(uint16_t x) {
   uint32_t bits = (uint32_t)x << 16;
   float y;

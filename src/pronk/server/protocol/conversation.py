@@ -176,6 +176,24 @@ class ConversationRequest(TextRequest):
         """Whether the last message is the beginning of the answer, which the reply continues."""
         return False
 
+    def check_begun(self, message: Mapping[str, Any]) -> None:
+        """Check the message that the answer continues, in the form of chat templates.
+
+        Raises:
+            ApiError: the message has tool calls, or thoughts without a text after them.
+        """
+        if message.get("tool_calls"):
+            problem = (
+                "expected a last message without tool calls to continue, found one; leave them out"
+            )
+            raise unsupported(self.messages_field, problem)
+        if message.get("reasoning_content") and not message["content"]:
+            problem = (
+                "expected a text after the thoughts of the last message to continue, found none; "
+                "add its beginning, or leave the message out"
+            )
+            raise unsupported(self.messages_field, problem)
+
     def template_options(self) -> dict[str, Any]:
         """Return the request's variables of the chat template, those for thinking included."""
         return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})

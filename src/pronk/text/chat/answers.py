@@ -81,6 +81,30 @@ class AnswerFormat:
         """Return whether a prompt ends with the end marker of thoughts, so that none follow."""
         return self.thinking_markers is not None and self.thinking_markers.closed_by(prompt)
 
+    def begin_answer(self, prompt: Sequence[int], text: str, thoughts: str = "") -> list[int]:
+        """Return the token ids of a prompt and of the beginning of its answer.
+
+        Thoughts that the prompt has begun are closed. Names of special tokens in ``text`` and
+        ``thoughts`` become ordinary tokens.
+
+        Args:
+            prompt: token ids of the conversation, with the header of an answer.
+            text: beginning of the answer's text.
+            thoughts: thoughts before the text; ignored if :meth:`takes_thoughts` is False.
+        """
+        opened = self.opened_by(prompt)
+        thoughts = thoughts if self.takes_thoughts(prompt) else ""
+        form = "{}{}"
+        if self.reasoning is not None and (opened or thoughts):
+            begin = "" if opened else f"{self.reasoning.begin}\n"
+            line_end = "\n" if thoughts else ""
+            form = f"{begin}{{}}{line_end}{self.reasoning.end}\n\n{{}}"
+        return [*prompt, *self.tokenizer.encode_form(form, thoughts, text)]
+
+    def takes_thoughts(self, prompt: Sequence[int]) -> bool:
+        """Return whether thoughts may follow a prompt: the model thinks, and they are not over."""
+        return self.reasoning is not None and not self.closed_by(prompt)
+
     def nearest_effort(self, effort: str) -> str:
         """Return the effort of thinking that the chat template follows instead of ``effort``.
 

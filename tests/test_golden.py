@@ -1,0 +1,100 @@
+"""The bits of tokens and log-probabilities are those of ``golden.json``, on every processor."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import golden
+import pronk
+from pronk import reproducibility
+from pronk.kernels.library import candidates
+
+ROOT = Path(__file__).parents[1]
+# Models whose texts together use every function of exact_math: YaRN and llama3 tables, decays of
+# recurrent layers, routers, block formats.
+FEW = (
+    "llama",
+    "gpt_oss",
+    "nemotron_h",
+    "qwen3_5_text",
+    "gemma4_text",
+    "ministral3",
+    "gptq-4",
+    "Q4_K",
+)
+# Some formats are loaded with the warning that their weights are dequantized.
+pytestmark = pytest.mark.filterwarnings("ignore:.* are dequantized to:UserWarning")
+
+INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
+
+
+@pytest.mark.parametrize("name", golden.MODELS)
+def test_digests(name: str, tmp_path: Path) -> None:
+    expected = reproducibility.current(golden.read()[name])
+    assert golden.digests(golden.MODELS[name](tmp_path / "model")) == expected
+
+
+@pytest.mark.parametrize("kernels", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize("name", FEW)
+def test_digests_on_other_instruction_sets(name: str, kernels: str, tmp_path: Path) -> None:
+    expected = reproducibility.current(golden.read()[name])
+    assert golden.digests(golden.MODELS[name](tmp_path / "model"), kernels) == expected
+
+
+def test_digests_without_numpys_own_instruction_sets() -> None:
+    numpy = np._core._multiarray_umath  # type: ignore[attr-defined]
+    used = [name for name in numpy.__cpu_dispatch__ if numpy.__cpu_features__[name]]
+    if not used:
+        pytest.skip("NumPy has no functions for this processor's instruction sets")
+    environment = os.environ | {
+        "NPY_DISABLE_CPU_FEATURES": " ".join(used),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
+    }
+    command = [sys.executable, str(ROOT / "tests" / "golden.py"), *FEW]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+def test_every_model_has_digests() -> None:
+    recorded = golden.read()
+    assert recorded.keys() == golden.MODELS.keys()
+    for name, history in recorded.items():
+        found = reproducibility.current(history)
+        assert found.keys() == {"text", *reproducibility.PARAMS}, name
+        # a sampled text that is the greedy text would hide the noise
+        assert len({*found.values()}) == len(found), name
+
+
+def test_each_version_of_the_bits_has_a_line_in_the_changelog() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = {int(bits) for history in golden.read().values() for bits in history}
+    assert max(versions) <= pronk.BITS
+    for bits in range(1, pronk.BITS + 1):
+        assert f"`pronk.BITS` is {bits}:" in changelog, f"say what changed with {bits}"
+
+
+def test_a_digest_changes_only_with_another_version() -> None:
+    old = {"text": "a"}
+    new = {"text": "b"}
+    recorded = {"llama": {"1": old}}
+    golden.record(recorded, "llama", old, 1)
+    with pytest.raises(ValueError, match=r"raise pronk\.BITS"):
+        golden.record(recorded, "llama", new, 1)
+    golden.record(recorded, "llama", old, 2)
+    assert recorded == {"llama": {"1": old}}
+    golden.record(recorded, "llama", new, 2)
+    golden.record(recorded, "gemma", new, 2)
+    assert recorded == {"llama": {"1": old, "2": new}, "gemma": {"2": new}}
+    golden.record(recorded, "llama", {"text": "c"}, 2, unreleased=True)
+    assert recorded["llama"] == {"1": old, "2": {"text": "c"}}
+
+
+def test_older_versions_keep_their_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = {"1": {"text": "a"}, "3": {"text": "b"}}
+    for bits, expected in ((1, "a"), (2, "a"), (3, "b"), (4, "b")):
+        monkeypatch.setattr(pronk, "BITS", bits)
+        assert reproducibility.current(history) == {"text": expected}
