@@ -1007,6 +1007,27 @@ _TEXTS = (
         "text/test_detokenizer.py::test_prompt_that_ends_inside_a_character",
     ),
     Fault(
+        "a value between tags has a type that its schema lacks",
+        "text/chat/tagged.py",
+        "        is_allowed = json_type(value) in self._types and not isinstance(value, str)\n",
+        "        is_allowed = True\n",
+        "text/chat/test_tagged.py::test_the_type_of_a_value_follows_from_the_schema",
+    ),
+    Fault(
+        "an object between tags ends at a tag within one of its strings",
+        "text/chat/tagged.py",
+        '        self._state = "value" if "string" in self._types else "bracket"\n',
+        '        self._state = "value"\n',
+        "text/chat/test_tagged.py::test_own_calls_are_read_as_they_were_written_however_they_are_cut",
+    ),
+    Fault(
+        "thoughts that have used up their budget end without the message",
+        "sampling/thinking.py",
+        "        self._forced = (*message, *markers.forced)\n",
+        "        self._forced = markers.forced\n",
+        "engine/test_thinking.py::test_a_message_precedes_the_forced_end_of_thoughts",
+    ),
+    Fault(
         "pronk info downloads a model that is not on this machine",
         "cli/info.py",
         "may_download=False",

@@ -89,6 +89,10 @@ class Form:
         row = self.row
         if row.name == "lfm2":
             return write_call(name, json.loads(arguments))
+        if row.name == "gemma":
+            return f"call:{name}{braced(json.loads(arguments))}"
+        if row.name == "kimi":
+            name = f"{name}:0"
         if isinstance(row.arguments, TaggedSyntax):
             return (
                 f"{row.before_name}{name}{row.before_arguments}{tagged(row.arguments, arguments)}"
@@ -104,6 +108,15 @@ class Form:
             f"{row.begin}{row.after_begin}{group}{row.before_end}{row.end}" for group in groups
         ]
         return pieces_of(self.tokenizer, before + row.between_calls.join(sections))
+
+
+def braced(value: Any) -> str:
+    """Return a JSON value in the syntax of Gemma 4."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{braced(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(braced, value))}]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
 
 
 def tagged(tags: TaggedSyntax, arguments: str) -> str:
@@ -152,6 +165,7 @@ def test_arguments_are_parsed_and_ids_have_the_length_that_the_template_checks(f
     tokenizer = tool_tokenizer(family)
     given = called(("add", '{"a": 2, "b": "é"}'))
     own = {
+        "gemma": '{a:2,b:<|"|>é<|"|>}',
         "lfm2": '[add(a=2, b="é")]',
         "parameters": "<parameter=a>\n2\n</parameter>\n<parameter=b>\né\n</parameter>\n",
         "arg_key": "</arg_key><arg_value>2</arg_value><arg_key>b</arg_key><arg_value>é</arg_value>",
@@ -208,7 +222,8 @@ def test_many_tools() -> None:
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_names_of_special_tokens_stay_text(family: str) -> None:
     tokenizer = tool_tokenizer(family)
-    bad = "".join(name for name, silent in TOKENS[family].items() if silent)
+    # JSON escapes the quotation mark in Gemma 4's <|"|>.
+    bad = "".join(name for name, silent in TOKENS[family].items() if silent and '"' not in name)
     half = bad[: len(next(iter(TOKENS[family]))) - 1]
     parameters = {
         "type": "object",
@@ -223,8 +238,11 @@ def test_names_of_special_tokens_stay_text(family: str) -> None:
     talk = [USER, called(("add", json.dumps({bad: bad, half: [half]}))), answered(0, bad)]
     honest = [USER, called(("add", {"a": 1})), answered(0, "4")]
 
+    # Gemma 4 puts these tokens around each string.
+    quotes = {tokenizer.backend.token_to_id('<|"|>')}
+
     def specials(ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if token in tokenizer.special_ids]
+        return [token for token in ids if token in tokenizer.special_ids - quotes]
 
     ids = tokenizer.chat_ids(talk, tools=tools, trusted=False)
     assert specials(ids) == specials(tokenizer.chat_ids(honest, tools=TOOLS[:1])) != []
@@ -358,8 +376,7 @@ def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: 
             HERMES.replace("<tool_call>", "<call>"),
             (
                 "tools: expected calls as Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, "
-                "LFM2 "
-                "or gpt-oss write"
+                "LFM2, GLM, Gemma 4, Kimi, DeepSeek or gpt-oss write"
             ),
         ),
         (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, "),

@@ -282,6 +282,98 @@ GLM = """{{- '[gMASK]<sop>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
 
+# Rules of Gemma 4: names of arguments without quotation marks, sorted, and strings between tokens.
+GEMMA = """{%- macro write(value) -%}
+    {%- if value is string -%}{{- '<|"|>' + value + '<|"|>' -}}
+    {%- elif value is boolean -%}{{- 'true' if value else 'false' -}}
+    {%- elif value is mapping -%}
+        {{- '{' -}}
+        {%- for key, each in value | dictsort -%}
+            {{- key + ':' + write(each) + ('' if loop.last else ',') -}}
+        {%- endfor -%}
+        {{- '}' -}}
+    {%- elif value is sequence -%}
+        {{- '[' -}}
+        {%- for each in value -%}{{- write(each) + ('' if loop.last else ',') -}}{%- endfor -%}
+        {{- ']' -}}
+    {%- elif value is none -%}{{- 'null' -}}
+    {%- else -%}{{- value | string -}}{%- endif -%}
+{%- endmacro -%}
+{{- bos_token }}
+{%- if tools %}
+    {{- '<|turn>system\\n' }}
+    {%- for tool in tools %}{{- '<|tool>declaration:' + (tool.function | tojson) + '<tool|>' }}{%- endfor %}
+    {{- '<turn|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|tool_response>response:' + write(message.content) + '<tool_response|>' }}
+    {%- else %}
+        {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+        {%- for call in message.tool_calls or () %}
+            {{- '<|tool_call>call:' + call.function.name + write(call.function.arguments) }}
+            {{- '<tool_call|>' }}
+        {%- endfor %}
+        {{- message.content }}
+        {%- if not message.tool_calls %}{{- '<turn|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn>model\\n' }}{%- endif %}"""
+
+# Rules of Kimi K2: the id of a call stands in place of the name of the tool.
+KIMI = """{%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' + (tools | tojson) + '<|im_end|>' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_' + message.role + '|>' + message.role + '<|im_middle|>' }}
+    {%- if message.role == 'tool' %}{{- '## Return of ' + message.tool_call_id + '\\n' }}{%- endif %}
+    {{- message.content }}
+    {%- if message.tool_calls %}
+        {{- '<|tool_calls_section_begin|>' }}
+        {%- for call in message.tool_calls %}
+            {{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' }}
+            {{- (call.function.arguments | tojson) + '<|tool_call_end|>' }}
+        {%- endfor %}
+        {{- '<|tool_calls_section_end|>' }}
+    {%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}"""
+
+
+def wide(text: str) -> str:
+    """Return a text with DeepSeek's wide characters in its markers."""
+    return text.replace("<!", "<\uff5c").replace("!>", "\uff5c>").replace("~", "\u2581")
+
+
+# Rules of DeepSeek V3 and of DeepSeek V3.1, which differ in the text of a call. The tools are
+# described as templates of servers do it.
+DEEPSEEK = wide(
+    """{{- bos_token }}
+{%- if tools %}{{- (tools | tojson) + '\\n' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<!User!>' + message.content }}
+    {%- elif message.role == 'tool' %}
+        {{- '<!tool~output~begin!>' + message.content + '<!tool~output~end!>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<!Assistant!>' + message.content }}
+        {%- for call in message.tool_calls or () %}
+            {{- '<!tool~calls~begin!>' if loop.first else '\\n' }}
+            {{- '<!tool~call~begin!>function<!tool~sep!>' + call.function.name + '\\n```json\\n' }}
+            {{- (call.function.arguments | tojson) + '\\n```<!tool~call~end!>' }}
+            {%- if loop.last %}{{- '<!tool~calls~end!>' }}{%- endif %}
+        {%- endfor %}
+        {{- '<!end~of~sentence!>' }}
+    {%- else %}{{- message.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<!Assistant!>' }}{%- endif %}"""
+)
+DEEPSEEK31 = (
+    DEEPSEEK.replace("function<", "' + call.function.name + '<")
+    .replace(" + call.function.name + '\\n```json\\n'", "")
+    .replace("\\n```", "")
+    .replace("else '\\n' }}", "else '' }}")
+)
+
 TEMPLATES = {
     "hermes": HERMES,
     "parameters": CODER,
@@ -292,7 +384,21 @@ TEMPLATES = {
     "mistral": NEW_MISTRAL,
     "llama": LLAMA,
     "lfm2": LFM2,
+    "gemma": GEMMA,
+    "kimi": KIMI,
+    "deepseek": DEEPSEEK,
+    "deepseek 3.1": DEEPSEEK31,
     "channels": CHANNELS,
+}
+DEEPSEEK_TOKENS = {
+    wide("<!User!>"): True,
+    wide("<!Assistant!>"): True,
+    wide("<!end~of~sentence!>"): True,
+    wide("<!tool~calls~begin!>"): False,
+    wide("<!tool~calls~end!>"): False,
+    wide("<!tool~call~begin!>"): False,
+    wide("<!tool~call~end!>"): False,
+    wide("<!tool~sep!>"): False,
 }
 # Added tokens of each family; True: a special token, which has no text when decoded.
 TOKENS: dict[str, dict[str, bool]] = {
@@ -322,6 +428,17 @@ TOKENS: dict[str, dict[str, bool]] = {
         "<|tool_call_start|>": True, "<|tool_call_end|>": True, "<|tool_response_start|>": True,
         "<|tool_response_end|>": True,
     },
+    "gemma": {
+        "<|turn>": True, "<turn|>": True, "<|tool_call>": True, "<tool_call|>": True, '<|"|>': True,
+        "<|tool_response>": True, "<tool_response|>": True,
+    },
+    "kimi": {
+        "<|im_user|>": True, "<|im_assistant|>": True, "<|im_middle|>": True, "<|im_end|>": True,
+        "<|tool_calls_section_begin|>": False, "<|tool_calls_section_end|>": False, "<|tool_call_begin|>": False,
+        "<|tool_call_argument_begin|>": False, "<|tool_call_end|>": False,
+    },
+    "deepseek": DEEPSEEK_TOKENS,
+    "deepseek 3.1": DEEPSEEK_TOKENS,
     "channels": {
         "<|start|>": True, "<|end|>": True, "<|message|>": True, "<|channel|>": True, "<|constrain|>": True,
         "<|call|>": True, "<|return|>": True,

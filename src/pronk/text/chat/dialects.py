@@ -18,6 +18,10 @@ row               models
 ``mistral``       Mistral since 2025
 ``llama``         Llama 3
 ``lfm2``          LFM2: arguments in Python's syntax (:mod:`pronk.text.chat.keywords`)
+``gemma``         Gemma 4: arguments in a syntax of its own (:mod:`pronk.text.chat.braces`)
+``kimi``          Kimi K2
+``deepseek``      DeepSeek V3, R1
+``deepseek 3.1``  DeepSeek V3.1
 ``channels``      gpt-oss
 ================  ====================================================================
 
@@ -34,6 +38,7 @@ from typing import Any
 
 from pronk.base.errors import PromptError
 from pronk.text.chat.arguments import ArgumentSyntax, JsonSyntax
+from pronk.text.chat.braces import BraceSyntax
 from pronk.text.chat.keywords import KeywordSyntax
 from pronk.text.chat.symbols import TokenSymbols
 from pronk.text.chat.tagged import TaggedSyntax
@@ -106,6 +111,13 @@ class ToolDialect:
 
 _CALL_START = rf'\{{"name": "{_PROBE}", '
 _ARGUMENTS = r'"arguments": \{"x": 1\}'
+
+
+def _mark(*words: str) -> str:
+    """Return a marker of DeepSeek: the words between wide characters, after the word "tool"."""
+    name = "\u2581".join(("tool", *words))
+    return f"<\uff5c{name}\uff5c>"
+
 
 TOOL_DIALECTS = (
     ToolDialect(
@@ -202,6 +214,51 @@ TOOL_DIALECTS = (
         arguments=KeywordSyntax(),
     ),
     ToolDialect(
+        "gemma",
+        rf"<\|tool_call>call:{_PROBE}\{{x:1\}}<tool_call\|>",
+        begin="<|tool_call>",
+        before_name="call:",
+        before_arguments="{",
+        after_arguments="",
+        end="<tool_call|>",
+        repeats_markers=True,
+        arguments=BraceSyntax(),
+    ),
+    ToolDialect(
+        "kimi",
+        rf"<\|tool_calls_section_begin\|><\|tool_call_begin\|>functions\.{_PROBE}:\d+"
+        r'<\|tool_call_argument_begin\|>\{"x": 1\}<\|tool_call_end\|>',
+        begin="<|tool_calls_section_begin|>",
+        before_name="<|tool_call_begin|>functions.",
+        before_ident=":",
+        before_arguments="<|tool_call_argument_begin|>",
+        after_arguments="<|tool_call_end|>",
+        end="<|tool_calls_section_end|>",
+        separator="",
+    ),
+    ToolDialect(
+        "deepseek",
+        rf"{_mark('calls', 'begin')}{_mark('call', 'begin')}function{_mark('sep')}{_PROBE}\n"
+        rf'```json\n\{{"x": 1\}}\n```{_mark("call", "end")}',
+        begin=_mark("calls", "begin"),
+        before_name=f"{_mark('call', 'begin')}function{_mark('sep')}",
+        before_arguments="\n```json\n",
+        after_arguments=f"\n```{_mark('call', 'end')}",
+        end=_mark("calls", "end"),
+        separator="\n",
+    ),
+    ToolDialect(
+        "deepseek 3.1",
+        rf"{_mark('calls', 'begin')}{_mark('call', 'begin')}{_PROBE}{_mark('sep')}"
+        rf'\{{"x": 1\}}{_mark("call", "end")}',
+        begin=_mark("calls", "begin"),
+        before_name=_mark("call", "begin"),
+        before_arguments=_mark("sep"),
+        after_arguments=_mark("call", "end"),
+        end=_mark("calls", "end"),
+        separator="",
+    ),
+    ToolDialect(
         "channels",
         rf"to=functions\.{_PROBE}<\|channel\|>commentary",
         begin="<|channel|>commentary to=functions.",
@@ -245,6 +302,7 @@ REASONING_FORMATS = (
     ),
     # the format of Qwen3, DeepSeek-R1, SmolLM3
     ReasoningFormat("think", "</think>", "<think>", "</think>"),
+    ReasoningFormat("gemma", "<|channel>thought", "<|channel>thought", "<channel|>"),  # of Gemma 4
     ReasoningFormat("mistral", "[/THINK]", "[THINK]", "[/THINK]"),  # the format of Magistral
 )
 
@@ -256,7 +314,10 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         PromptError: the chat template does not render tools, or writes calls in an unknown format.
         TokenizerError: the model has no chat template.
     """
-    names = "Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, LFM2 or gpt-oss"
+    names = (
+        "Hermes, Qwen, SmolLM3, Granite, Phi, Mistral, Llama 3, LFM2, GLM, Gemma 4, Kimi, DeepSeek "
+        "or gpt-oss"
+    )
     try:
         without_call = tokenizer.chat(_PROBE_CONVERSATION[:1], tools=_TOOLS)
         with_call = tokenizer.chat(_PROBE_CONVERSATION, tools=_TOOLS)

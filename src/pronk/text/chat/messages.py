@@ -131,6 +131,35 @@ def _shorten_id(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return dict(values)
 
 
+def number_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation in which the ids of calls are those of Kimi K2.
+
+    The model names the calls of a conversation ``functions.f:0``, ``functions.g:1``, …, and its
+    template writes the id of a call in place of the tool's name. Results of calls get the new ids.
+    """
+    numbered = list[dict[str, Any]]()
+    idents = dict[str, str]()  # new ids by the ids in the conversation
+    num_calls = 0
+    for message in messages:
+        changed = dict(message)
+        calls = message.get("tool_calls")
+        if isinstance(calls, (list, tuple)):
+            changed["tool_calls"] = [*calls]
+            for position, call in enumerate(calls):
+                function = call.get("function") if isinstance(call, Mapping) else None
+                if not isinstance(function, Mapping):
+                    continue
+                ident = f"functions.{function.get('name')}:{num_calls}"
+                num_calls += 1
+                idents[str(call.get("id"))] = ident
+                changed["tool_calls"][position] = {**call, "id": ident}
+        if "tool_call_id" in message:
+            given = message["tool_call_id"]
+            changed["tool_call_id"] = idents.get(str(given), given)
+        numbered.append(changed)
+    return numbered
+
+
 def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         refuse(

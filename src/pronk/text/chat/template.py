@@ -22,6 +22,7 @@ from pronk.text.chat.messages import (
     Tools,
     check_messages,
     join_parts,
+    number_ids,
     shorten_ids,
     write_calls,
 )
@@ -261,6 +262,8 @@ class ChatTemplate:
             prepared = [join_parts(message) for message in prepared]
         if "[TOOL_CALLS]" in self._source:
             prepared = [shorten_ids(message) for message in prepared]
+        if "<|tool_call_argument_begin|>" in self._source:
+            prepared = number_ids(prepared)
         if self._in_channels:
             prepared = separate_calls(prepared)
             options = nearest_effort(options or {})
