@@ -34,6 +34,28 @@ _SAMPLING = (
         "test_exact_bits.py",
     ),
     Fault(
+        "replicas of other instruction sets do not continue a text, though their bits are equal",
+        "server/replicas/messages.py",
+        'return f"portable {BITS}"',
+        'return f"portable {BITS} {llm.kernels}"',
+        "server/replicas/test_dispatcher.py::test_identity_covers_formats_and_bits "
+        "server/replicas/test_dispatcher.py::test_replicas_of_other_processors_continue_a_text",
+    ),
+    Fault(
+        "the hash of a model in several files is that of the first",
+        "checkpoint/hub/digests.py",
+        "    if len(files) == 1:\n        return hashes[0]\n",
+        "    if files:\n        return hashes[0]\n",
+        "checkpoint/hub/test_digests.py",
+    ),
+    Fault(
+        "a cited seed is not that of the text",
+        "cli/generate.py",
+        "screen.say(citation(llm, params, load.keywords, adapter))\n",
+        "screen.say(citation(llm, replace(params, seed=1), load.keywords, adapter))\n",
+        "test_reproducibility.py",
+    ),
+    Fault(
         "exponentials have another series than the kernels",
         "base/exact_math.py",
         "    4.13813679705723846039e-08,\n",
@@ -541,6 +563,20 @@ _DRAFTERS = (
         "drafting/from_target/test_eagle3.py",
     ),
     Fault(
+        "rows of a prompt lack the final state that an MTP head reads",
+        "models/layer_executor.py",
+        "    return 0 if feature.only_logits_rows else max(feature.layers)\n",
+        "    return 0\n",
+        "drafting/from_target/modules/test_final_state.py",
+    ),
+    Fault(
+        "the parts of an EAGLE-3 head's feature are in the order of the layers' ends",
+        "drafting/from_target/modules/eagle.py",
+        "collected=collected.get(layer), part=(index, count))",
+        "collected=collected.get(layer), part=(count - 1 - index, count))",
+        "drafting/from_target/modules/test_eagle.py",
+    ),
+    Fault(
         "rows of Gemma 4's assistant are at the position of the last computed token",
         "drafting/from_target/_assistant_runner.py",
         "        BlockTable(length=table.length),",
@@ -969,6 +1005,27 @@ _TEXTS = (
         "        final = text.rstrip(_REPLACEMENT)\n",
         "        final = text\n",
         "text/test_detokenizer.py",
+    ),
+    Fault(
+        "the first window of a prompt's tokens begins inside a character",
+        "text/stream.py",
+        "            if not self._decode(window).startswith(_REPLACEMENT):\n",
+        "            if window:\n",
+        "text/test_detokenizer.py::test_prompt_that_ends_inside_a_character",
+    ),
+    Fault(
+        "pronk info downloads a model that is not on this machine",
+        "cli/info.py",
+        "may_download=False",
+        "may_download=True",
+        "cli/test_info.py::test_a_name_in_the_cache",
+    ),
+    Fault(
+        "the weights of experts count as those of the MLP",
+        "models/tensor_groups.py",
+        '("experts", "expert_", "shared_", "router", "correction")',
+        '("expert_", "shared_", "router", "correction")',
+        "models/test_tensor_groups.py::test_modules_of_gguf_files",
     ),
     Fault(
         "names of special tokens in untrusted messages become these tokens",

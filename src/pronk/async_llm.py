@@ -518,6 +518,31 @@ class AsyncLLM:
         """
         return await asyncio.to_thread(self.llm.choose, prompt, options, adapter=adapter)
 
+    async def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        adapter: str | None = None,
+    ) -> list[float]:
+        """Return the relevance of documents to a query, from 0 to 1, one number per document.
+
+        Arguments and errors are those of :meth:`~pronk.llm.LLM.score`. The documents run in the
+        passes of the other requests.
+        """
+        factory = self.llm.request_factory
+        question = factory.relevance
+        prompts = list[list[int]]()
+        for document in documents:
+            encode = partial(factory.encode_relevance, query, document, instruction)
+            prompts.append(await self.executor.run("", encode, size=len(query) + len(document)))
+        reports = dict[int, Mapping[int, float]]()
+        async with aclosing(self.steps(prompts, question.params, adapter=adapter)) as steps:
+            async for pieces in steps:
+                reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
+        return [question.score(reports[index]) for index in range(len(prompts))]
+
     @_scheduled
     async def steps(
         self,
@@ -584,9 +609,9 @@ class AsyncLLM:
         self,
         texts: Sequence[Prompt],
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
         dimensions: int | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
         adapter: str | None = None,
         **schedule: Unpack[ScheduleOptions],
     ) -> Array:
@@ -596,7 +621,8 @@ class AsyncLLM:
         as one sample towards ``max_requests``. At most ``MAX_EMBEDDED`` texts of a call run at a
         time, and the other texts wait.
         """
-        options = EmbeddingOptions(pooling, dimensions, normalize)
+        defaults = self.llm.config.embedding
+        options = EmbeddingOptions.for_model(defaults, pooling, dimensions, normalize)
         scheduling = _schedule(**schedule)
         deadline = schedule.get("deadline")
         tenant = schedule.get("tenant", "")

@@ -1,4 +1,4 @@
-"""The synchronous API: load a model, generate and stream text, chat, score given texts, embed."""
+"""The synchronous API: load a model; generate, stream, chat, compare given texts, rank, embed."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from pronk.sampling.defaults import recommended_params
 from pronk.sampling.params import SamplingParams
 from pronk.text.chat.messages import Messages, TemplateOptions, Tools
 from pronk.text.guide import check_texts
+from pronk.text.infill import ContextFile
 from pronk.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -294,6 +295,58 @@ class LLM:
         requests = self._create_chat(messages, params, drafter, adapter, template_options)
         return Piece.stream(self.engine.stream(requests), requests)
 
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None = None,
+        *,
+        context: Sequence[ContextFile] = (),
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+    ) -> Completion:
+        r"""Write the text between a prefix and a suffix, with a model for code.
+
+        ::
+
+            llm.infill("def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n").text
+
+        The text also ends at the model's tokens that begin another part or file.
+
+        Args:
+            prefix: text before the place to fill.
+            suffix: text after the place to fill.
+            params: sampling parameters.
+            context: files that the model reads first.
+            drafter: drafter of this call; by default, that of the model.
+            adapter: name of the adapter that computes the text; by default, the model without an
+                adapter.
+
+        Raises:
+            OptionError: the model has no tokens for filling in the middle.
+            PronkError: see :meth:`generate`.
+        """
+        requests = self._create_infill(prefix, suffix, params, context, drafter, adapter)
+        self.engine.run(requests)
+        return _complete(requests)
+
+    def stream_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None = None,
+        *,
+        context: Sequence[ContextFile] = (),
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+    ) -> Generator[Piece]:
+        """Write the text between a prefix and a suffix, and yield the new tokens.
+
+        Closing the iterator aborts the request. Arguments and errors are those of :meth:`infill`.
+        """
+        requests = self._create_infill(prefix, suffix, params, context, drafter, adapter)
+        return Piece.stream(self.engine.stream(requests), requests)
+
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
         """Return the default sampling parameters of :meth:`chat`: those that the model recommends.
 
@@ -332,13 +385,50 @@ class LLM:
         found = score(self.engine, ids, continuations, self.adapters.find(adapter))
         return Choice(texts, tuple(found))
 
+    def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        adapter: str | None = None,
+    ) -> list[float]:
+        """Return the relevance of documents to a query, from 0 to 1, one number per document.
+
+        The number is the probability of the answer "yes" against "no" to the question of
+        Qwen3-Reranker, in the model's chat template (:mod:`pronk.engine.ranking`). Models that were
+        trained on this question rank well, others as well as they understand it. ::
+
+            llm.score("capital of France", ["Paris is the capital.", "Bread is baked."])
+
+        Args:
+            query: text to which the documents may be relevant.
+            documents: texts; each is a prompt of its own.
+            instruction: what relevance means; by default, that a passage answers a web search.
+            adapter: name of the adapter that computes the answers; by default, the model without an
+                adapter.
+
+        Raises:
+            TokenizerError: the model has no chat template, or no tokens for the two answers.
+            PronkError: see :meth:`generate`.
+        """
+        encode = self.request_factory.encode_relevance
+        prompts = [encode(query, document, instruction) for document in documents]
+        question = self.request_factory.relevance
+        completions = self.generate(prompts, question.params, adapter=adapter)
+        scores = list[float]()
+        for completion in completions:
+            assert completion.logprobs is not None, "expected log-probabilities, found none"
+            scores.append(question.score(completion.logprobs[0]))
+        return scores
+
     def embed(
         self,
         texts: Sequence[Prompt],
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
         dimensions: int | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
         adapter: str | None = None,
     ) -> Array:
         """Return the embeddings of texts, ``[texts, dimensions]`` float32.
@@ -346,16 +436,19 @@ class LLM:
         Args:
             texts: texts or lists of token ids.
             pooling: how a text's embedding is computed from the outputs of its tokens
-                (:class:`~pronk.engine.pooling.EmbeddingOptions`).
+                (:class:`~pronk.engine.pooling.EmbeddingOptions`); by default as the model's files
+                say, or else the mean.
             dimensions: number of first dimensions to keep; by default, all.
-            normalize: whether to scale each embedding to length 1.
+            normalize: whether to scale each embedding to length 1; by default as the model's files
+                say, or else True.
             adapter: name of the adapter that computes the embeddings; by default, the model without
                 an adapter.
 
         Raises:
             PronkError: see :meth:`generate`.
         """
-        options = EmbeddingOptions(pooling, dimensions, normalize)
+        defaults = self.config.embedding
+        options = EmbeddingOptions.for_model(defaults, pooling, dimensions, normalize)
         found = self.adapters.find(adapter)
         requests = self.request_factory.create_embeddings(texts, options, self.engine.runner, found)
         self.engine.run(requests)
@@ -414,6 +507,21 @@ class LLM:
         params = self.get_default_sampling_params() if params is None else params
         branches = [prompt.branch_positions]
         (requests,) = self._create_requests([prompt.token_ids], params, drafter, adapter, branches)
+        return requests
+
+    def _create_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None,
+        context: Sequence[ContextFile],
+        drafter: str | Drafter | None,
+        adapter: str | None,
+    ) -> list[Request]:
+        """Return the samples of a text to fill; the arguments are those of :meth:`infill`."""
+        ids = self.request_factory.encode_infill(prefix, suffix, context)
+        ended = self.request_factory.end_infill(SamplingParams() if params is None else params)
+        (requests,) = self._create_requests([ids], ended, drafter, adapter)
         return requests
 
     def _create_requests(

@@ -134,7 +134,8 @@ OPTIONS |= {
     "guided greedy": {"guide": TOY},
     "guided all": OPTIONS["all"] | {"guide": TOY},
     "thinking": {"temperature": 0.8, "thinking_budget": 4, "logit_bias": {3: 5.0}},
-    "thinking all": OPTIONS["all"] | {"thinking_budget": 2, "logit_bias": {3: 9.0}},
+    "thinking all": OPTIONS["all"]
+    | {"thinking_budget": 2, "thinking_message": "+-", "logit_bias": {3: 9.0}},
     "guided unforced": OPTIONS["temperature"] | {"guide": TOY, "guide_mode": "plain"},
 }
 # Token sequences of the bad words: one token, and two likely sequences.

@@ -471,7 +471,7 @@ def test_an_event_of_a_stream_does_not_hold_the_event_loop() -> None:
                 await asyncio.sleep(0)
 
         other = asyncio.ensure_future(take_turns())
-        text = await app._encode([event], with_event_names=True)
+        text = await app._encode([event], "named events")
         other.cancel()
         return text
 
@@ -489,7 +489,7 @@ def test_a_small_event_is_written_by_one_call(monkeypatch: pytest.MonkeyPatch) -
         "type": "x",
         "choices": [{"index": 0, "delta": {"content": "word"}, "logprobs": [REPORT]}],
     }
-    asyncio.run(app._encode([event], with_event_names=True))
+    asyncio.run(app._encode([event], "named events"))
     assert written == [event]
 
 

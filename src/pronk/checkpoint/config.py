@@ -266,6 +266,22 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class EmbeddingDefaults:
+    """How a model was trained to make the embedding of a text.
+
+    Attributes:
+        pooling: ``"mean"``, ``"last"``, or the name of a pooling that pronk does not compute.
+        normalize: whether embeddings have the length 1.
+        modules: further modules of sentence-transformers that change an embedding, and that pronk
+            does not compute, such as ``Dense``.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = True
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and features of a decoder-only transformer of any supported family.
 
@@ -334,6 +350,7 @@ class ModelConfig:
         quantization: ``quantization_config`` of config.json; ``None`` if it has none.
         name: the model's name in its files; "" if they have none.
         sampling: sampling options that the files recommend, by their names in SamplingParams.
+        embedding: how the files say that embeddings are made.
     """
 
     family: str
@@ -389,10 +406,14 @@ class ModelConfig:
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
     name: str = field(default="", hash=False, compare=False)
     sampling: Mapping[str, float] = field(default_factory=dict, hash=False, compare=False)
+    embedding: EmbeddingDefaults = field(default=EmbeddingDefaults(), hash=False, compare=False)
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all fields except ``name`` and ``sampling``: 16 hexadecimal digits."""
+        """Hash of all fields that change what the model computes: 16 hexadecimal digits.
+
+        ``name``, ``sampling`` and ``embedding`` change nothing.
+        """
         values = asdict(self)
         compared = {each.name: values[each.name] for each in fields(self) if each.compare}
         text = json.dumps(compared, sort_keys=True, default=str)

@@ -111,6 +111,10 @@ class Checkpoint:
         """Return the size of a tensor in the file, in bytes."""
         return self._entries[name].size
 
+    def type(self, name: str) -> str:
+        """Return the type of a tensor, such as ``BF16`` or ``I32``."""
+        return self._entries[name].dtype
+
     def check_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> None:
         """Raise a CheckpointError if the dtype of a tensor is not in ``dtypes``.
 
@@ -166,6 +170,22 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
         error_type: the file cannot be read, or is no JSON object, or has more than 16 MiB or 100
             nested brackets.
     """
+    document = _read_document(path, error_type)
+    if not isinstance(document, dict):
+        refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
+    return document
+
+
+def read_json_list(path: Path, error_type: type[CheckpointError] = CheckpointError) -> list[Any]:
+    """Return the JSON list in a file; errors as in :func:`read_json`."""
+    document = _read_document(path, error_type)
+    if not isinstance(document, list):
+        refuse(path, f"expected a JSON list, found {type(document).__name__}", error_type)
+    return document
+
+
+def _read_document(path: Path, error_type: type[CheckpointError]) -> Any:
+    """Return the JSON value in a file, within the limits of :func:`read_json`."""
     remedy = "restore the file from its source"
     try:
         data = read_input(path, MAX_JSON_BYTES + 1)
@@ -179,8 +199,6 @@ def read_json(path: Path, error_type: type[CheckpointError] = CheckpointError) -
     except (ValueError, RecursionError, MemoryError) as problem:
         msg = f"{path}: expected JSON, found {describe_json_error(problem)}; {remedy}"
         raise error_type(msg) from problem
-    if not isinstance(document, dict):
-        refuse(path, f"expected a JSON object, found {type(document).__name__}", error_type)
     if _is_deeper(document, _MAX_NESTING):
         expected = f"expected at most {_MAX_NESTING} nested brackets"
         refuse(path, f"{expected}, found more; {remedy}", error_type)

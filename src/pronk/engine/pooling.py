@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self, get_args
 
 import numpy as np
 
 from pronk.base.arrays import Array, is_finite
 from pronk.base.checks import check_choice, check_flag, check_integer
-from pronk.base.errors import PronkError
+from pronk.base.errors import OptionError, PronkError, refuse
+from pronk.checkpoint.config import EmbeddingDefaults
 from pronk.kernels.exact_math import total
 
 Pooling = Literal["mean", "last"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,41 @@ class EmbeddingOptions:
     dimensions: int | None = None
     normalize: bool = True
 
+    @classmethod
+    def for_model(
+        cls,
+        defaults: EmbeddingDefaults,
+        pooling: Pooling | None,
+        dimensions: int | None,
+        normalize: bool | None,
+    ) -> Self:
+        """Return the options of a call; ``None`` means what the model's files say.
+
+        Raises:
+            OptionError: the files ask for a pooling or a module that pronk does not compute.
+        """
+        if pooling is None:
+            if defaults.modules:
+                refuse(
+                    "pooling",
+                    f"expected a model without further modules, found {defaults.modules[0]} in its "
+                    "modules.json; name mean or last to leave it out",
+                    OptionError,
+                )
+            if defaults.pooling not in POOLINGS:
+                refuse(
+                    "pooling",
+                    f"expected a model that pools by mean or last, found {defaults.pooling!r:.40} "
+                    "in its files; name mean or last",
+                    OptionError,
+                )
+            pooling = defaults.pooling
+        scaled = defaults.normalize if normalize is None else normalize
+        return cls(pooling, dimensions, scaled)
+
     def check(self, hidden_size: int) -> None:
         """Raise ``OptionError`` if an option is invalid for a model of this hidden size."""
-        check_choice("pooling", self.pooling, ("mean", "last"))
+        check_choice("pooling", self.pooling, POOLINGS)
         if self.dimensions is not None:
             check_integer("dimensions", self.dimensions, 1, hidden_size)
         check_flag("normalize", self.normalize)

@@ -206,7 +206,9 @@ GGUF_NAMES = TensorNames(
     head="output",
     alternatives=({"experts.up": ("ffn_gate_up_exps.weight",)},),
     ignored=re.compile(
-        r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd(\.weight)?",
+        r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
+        # The rows of the LM head for "yes" and "no", once more, in files of Qwen3-Reranker.
+        r"|cls\.output\.weight",
     ),
 )
 PERMUTED_GGUF_NAMES = replace(GGUF_NAMES, permuted_heads=True)

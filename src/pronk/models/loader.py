@@ -20,6 +20,7 @@ from pronk.base.checks import check_choice, check_integer
 from pronk.base.errors import ConfigError, OptionError, locate_error, refuse
 from pronk.base.files.regular import is_folder
 from pronk.checkpoint.config import ModelConfig
+from pronk.checkpoint.embedding import gguf_embedding_defaults, read_embedding_defaults
 from pronk.checkpoint.formats.scheme import parse_scheme
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.tensors import open_checkpoint, read_json
@@ -72,7 +73,8 @@ def read_config(
     ``eos_token_id`` in ``generation_config.json`` overrides that in ``config.json``. The field
     ``sampling`` has the sampling options that ``generation_config.json`` or the GGUF file
     recommends. The field ``name`` is ``general.name`` of a GGUF file, or the last part of
-    ``_name_or_path`` in ``config.json``.
+    ``_name_or_path`` in ``config.json``. The field ``embedding`` has what the files of
+    sentence-transformers or the GGUF file say about embeddings.
 
     Args:
         folder: model folder, or GGUF file.
@@ -103,7 +105,10 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
         values = {name: opened.header.get(key) for key, name in GGUF_KEYS.items()}
         sampling = recommended_sampling(values, str(folder))
         return replace(
-            parse_gguf(opened), name=_as_name(opened.header.get("general.name")), sampling=sampling
+            parse_gguf(opened),
+            name=_as_name(opened.header.get("general.name")),
+            sampling=sampling,
+            embedding=gguf_embedding_defaults(opened.header.get),
         )
     if not is_folder(folder):
         msg = (
@@ -128,7 +133,12 @@ def _read_full_config(folder: Path, opened: GgufCheckpoint | None) -> ModelConfi
         config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
             parse_scheme(config.quantization)  # raises a ConfigError if the format is not supported
-    return replace(config, name=_as_name(raw.get("_name_or_path")), sampling=sampling)
+    return replace(
+        config,
+        name=_as_name(raw.get("_name_or_path")),
+        sampling=sampling,
+        embedding=read_embedding_defaults(folder),
+    )
 
 
 def _as_name(value: object) -> str:

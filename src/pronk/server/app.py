@@ -10,7 +10,7 @@ from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
 from traceback import format_tb
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,22 +30,38 @@ from pronk.server.errors import (
     validation_to_api_error,
 )
 from pronk.server.guard import SCRIPT_PATHS, tenant_of
+from pronk.server.llama_server import server_props, server_slots
 from pronk.server.model_pool import ModelPool
+from pronk.server.ollama_models import describe, list_loaded, list_tags, loaded_reply
 from pronk.server.paths import unknown_path_message
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.field_report import IGNORED_HEADER, report_header
+from pronk.server.protocol.infill import InfillRequest
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
+from pronk.server.protocol.ollama import (
+    API_VERSION,
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from pronk.server.protocol.request import RequestBody, TextRequest
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import (
     DetokenizeRequest,
     EmbeddingRequest,
     ModerationRequest,
+    RerankRequest,
     TokenizeRequest,
 )
 
 _log = logging.getLogger(__name__)
+
+# Form of a stream: server-sent events, such events with a line ``event: TYPE`` each, or a JSON
+# object per line.
+StreamForm = Literal["events", "named events", "lines"]
 
 # Maximum number of JSON values per call of the encoder. No other thread runs during a call, and a
 # reply may have millions of values.
@@ -114,6 +130,9 @@ def make_app(models: ModelPool) -> FastAPI:
     _add_status_routes(app, models)
     _add_generation_routes(app, models)
     _add_other_routes(app, models)
+    _add_ollama_models(app, models)
+    _add_ollama_answers(app, models)
+    _add_llama_server_routes(app, models)
     if models.settings.serve_chat_page:
         _add_page(app)
     return app
@@ -160,6 +179,11 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
         """Continue one or more prompts."""
         return await _reply(models, request, body)
 
+    @app.post("/infill", response_model=None)
+    async def infill(request: Request, body: InfillRequest) -> Response:
+        """Write the text between a prefix and a suffix, in the format of llama.cpp's server."""
+        return await _reply(models, request, body)
+
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -168,12 +192,12 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/responses", response_model=None)
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         """Answer a conversation in the format of OpenAI's Responses API."""
-        return await _reply(models, request, body, with_event_names=True)
+        return await _reply(models, request, body, "named events")
 
     @app.post("/v1/messages", response_model=None)
     async def messages(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation in the format of Anthropic's Messages API."""
-        return await _reply(models, request, body, with_event_names=True)
+        return await _reply(models, request, body, "named events")
 
     @app.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
@@ -188,9 +212,14 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Return the embeddings of one or more texts."""
+        return await _embed(models, request, body)
+
+    @app.post("/v1/rerank", response_model=None)
+    async def rerank(request: Request, body: RerankRequest) -> Response:
+        """Order documents by their relevance to a query, as the model judges it."""
         tenant = tenant_of(request.scope)
         async with models.use(body.model, tenant) as (service, arrived):
-            reply = await service.embed(body, tenant, arrived=arrived)
+            reply = await service.rerank(body, tenant, arrived=arrived)
             return await _respond(models, tenant, reply, body)
 
     @app.post("/v1/moderations", response_model=None)
@@ -224,6 +253,73 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
             return service.tokenizer_info()
 
 
+def _add_ollama_models(app: FastAPI, models: ModelPool) -> None:
+    """Add the routes of Ollama's API that describe models; none changes the server's models."""
+
+    @app.get("/api/version")
+    async def version() -> dict[str, str]:
+        """Return the version of Ollama whose API this is, and that of pronk."""
+        return {"version": API_VERSION, "pronk": __version__}
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """List the models of this server and their adapters."""
+        return {"models": list_tags(models)}
+
+    @app.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        """List the loaded models."""
+        return {"models": list_loaded(models)}
+
+    @app.post("/api/show", response_model=None)
+    async def show(request: Request, body: ShowRequest) -> Response:
+        """Describe a model; one that is not loaded has no description of its layers."""
+        reply = describe(models.find(body.model))
+        return await _respond(models, tenant_of(request.scope), reply, body)
+
+
+def _add_ollama_answers(app: FastAPI, models: ModelPool) -> None:
+    """Add the routes of Ollama's API that run a model."""
+
+    @app.post("/api/chat", response_model=None)
+    async def chat(request: Request, body: OllamaChatRequest) -> Response:
+        """Answer a conversation; without messages, load the model."""
+        if body.messages:
+            return await _reply(models, request, body, "lines")
+        return await _load(models, request, body, {"message": {"role": "assistant", "content": ""}})
+
+    @app.post("/api/generate", response_model=None)
+    async def generate(request: Request, body: OllamaGenerateRequest) -> Response:
+        """Answer one prompt; without a prompt, load the model."""
+        if body.prompt:
+            return await _reply(models, request, body, "lines")
+        return await _load(models, request, body, {"response": ""})
+
+    @app.post("/api/embed", response_model=None)
+    async def embed(request: Request, body: OllamaEmbedRequest) -> Response:
+        """Return the embeddings of one or more texts."""
+        return await _embed(models, request, body)
+
+    @app.post("/api/embeddings", response_model=None)
+    async def embeddings(request: Request, body: OllamaEmbeddingsRequest) -> Response:
+        """Return the embedding of one text."""
+        return await _embed(models, request, body)
+
+
+def _add_llama_server_routes(app: FastAPI, models: ModelPool) -> None:
+    """Add the routes of llama-server that show the state of a server and change nothing."""
+
+    @app.get("/props")
+    async def props(model: str | None = None) -> dict[str, Any]:
+        """Describe a model and the defaults of its requests."""
+        return server_props(models.find(model))
+
+    @app.get("/slots")
+    async def slots(model: str | None = None) -> list[dict[str, Any]]:
+        """List the requests that can run at the same time; no prompt is shown."""
+        return server_slots(models.find(model))
+
+
 def _add_page(app: FastAPI) -> None:
     folder = files("pronk.server") / "page"
     for path, (name, media_type) in _PAGE.items():
@@ -239,12 +335,9 @@ def _add_page(app: FastAPI) -> None:
 
 
 async def _reply(
-    models: ModelPool, request: Request, body: TextRequest, *, with_event_names: bool = False
+    models: ModelPool, request: Request, body: TextRequest, form: StreamForm = "events"
 ) -> Response:
-    """Return the response to a request for text: one JSON body, or a stream of events.
-
-    With ``with_event_names``, each event has a line ``event: TYPE``.
-    """
+    """Return the response to a request for text: one JSON body, or a stream of a form."""
     tenant = tenant_of(request.scope)
     if not body.stream:
         async with models.use(body.model, tenant) as (service, arrived):
@@ -257,9 +350,28 @@ async def _reply(
     except BaseException:  # raised also if the request is cancelled
         await chunks.aclose()  # no StreamingResponse was made, which would close the generator
         raise
-    events = _events(chunks, first, request.url.path, with_event_names=with_event_names)
+    events = _events(chunks, first, request.url.path, form)
     headers = {"Cache-Control": "no-store", **report}
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    media_type = "application/x-ndjson" if form == "lines" else "text/event-stream"
+    return StreamingResponse(events, media_type=media_type, headers=headers)
+
+
+async def _load(
+    models: ModelPool, request: Request, body: TextRequest, empty: Mapping[str, Any]
+) -> Response:
+    """Load a model; return Ollama's response to a request without a prompt."""
+    tenant = tenant_of(request.scope)
+    async with models.use(body.model, tenant) as (service, _):
+        reply = loaded_reply(service.names.shown_as(body.model), empty)
+        return await _respond(models, tenant, reply, body)
+
+
+async def _embed(models: ModelPool, request: Request, body: EmbeddingRequest) -> Response:
+    """Return the response to a request for embeddings."""
+    tenant = tenant_of(request.scope)
+    async with models.use(body.model, tenant) as (service, arrived):
+        reply = await service.embed(body, tenant, arrived=arrived)
+        return await _respond(models, tenant, reply, body)
 
 
 async def _respond(
@@ -332,10 +444,9 @@ async def _events(
     chunks: AsyncGenerator[list[dict[str, Any]]],
     first: list[dict[str, Any]],
     path: str,
-    *,
-    with_event_names: bool,
+    form: StreamForm,
 ) -> AsyncGenerator[str]:
-    """Encode the chunks of a reply as server-sent events.
+    """Encode the chunks of a reply as a stream.
 
     ``first`` has the first chunks, which the caller has already taken from ``chunks``. If an error
     occurs, the last event reports it.
@@ -343,54 +454,52 @@ async def _events(
     sent = len(first)
     async with aclosing(chunks):
         try:
-            yield await _encode(first, with_event_names=with_event_names)
+            yield await _encode(first, form)
             async for chunk in chunks:
                 if chunk:
-                    yield await _encode(chunk, with_event_names=with_event_names)
+                    yield await _encode(chunk, form)
                     sent += len(chunk)
         except asyncio.CancelledError:  # the server shuts down, or the client has disconnected
-            yield await _encode_error(
-                shutting_down(), path, sent, with_event_names=with_event_names
-            )
+            yield await _encode_error(shutting_down(), path, sent, form)
             return
         # The HTTP status is already sent, so that an event reports the error.
         except Exception as error:  # noqa: BLE001
-            yield await _encode_error(
-                _logged_error(error), path, sent, with_event_names=with_event_names
-            )
+            yield await _encode_error(_logged_error(error), path, sent, form)
             return
-        if not with_event_names:
+        if form == "events":
             yield "data: [DONE]\n\n"
 
 
-async def _encode_error(error: ApiError, path: str, sent: int, *, with_event_names: bool) -> str:
-    """Encode an error as a server-sent event, in the format of the API at ``path``.
+async def _encode_error(error: ApiError, path: str, sent: int, form: StreamForm) -> str:
+    """Encode an error as the last part of a stream, in the format of the API at ``path``.
 
     ``sent`` is the number of events sent before; the Responses API numbers its events.
     """
     body = error.body(path)
-    if with_event_names and path not in ANTHROPIC_PATHS:
+    if form == "named events" and path not in ANTHROPIC_PATHS:
         body = {**body["error"], "type": "error", "sequence_number": sent}
-    return await _encode([body], with_event_names=with_event_names)
+    return await _encode([body], form)
 
 
-async def _encode(events: list[dict[str, Any]], *, with_event_names: bool) -> str:
-    """Encode JSON values as server-sent events; let other requests run between long parts.
+async def _encode(events: list[dict[str, Any]], form: StreamForm) -> str:
+    """Encode JSON values as parts of a stream; let other requests run between long parts.
 
     A single event can be long: the last event of a stream may repeat the whole answer.
     """
     parts = list[str]()
     written = 0  # number of characters since other requests last ran
     for event in events:
-        head = f"event: {event['type']}\n" if with_event_names else ""
-        parts.append(f"{head}data: ")
+        if form == "named events":
+            parts.append(f"event: {event['type']}\n")
+        if form != "lines":
+            parts.append("data: ")
         for part in _json_parts(event):
             parts.append(part)
             written += len(part)
             if written > _WRITTEN_AT_ONCE:
                 await asyncio.sleep(0)
                 written = 0
-        parts.append("\n\n")
+        parts.append("\n" if form == "lines" else "\n\n")
     return "".join(parts)
 
 

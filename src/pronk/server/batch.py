@@ -20,7 +20,11 @@ from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.request import RequestBody, TextRequest, refuse
 from pronk.server.protocol.responses import ResponsesRequest
-from pronk.server.protocol.small_routes import EmbeddingRequest, ModerationRequest
+from pronk.server.protocol.small_routes import (
+    EmbeddingRequest,
+    ModerationRequest,
+    RerankRequest,
+)
 from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
 
@@ -35,6 +39,7 @@ _BODIES: Mapping[str, type[RequestBody]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/moderations": ModerationRequest,
+    "/v1/rerank": RerankRequest,
 }
 _LINE_START = b'{"id": "batch_req_'  # first bytes of every line of the output file
 
@@ -296,6 +301,8 @@ async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
             reply = await service.embed(body)
         case ModerationRequest():
             reply = await service.moderate(body)
+        case RerankRequest():
+            reply = await service.rerank(body)
         case TextRequest(stream=True):
             raise refuse("stream", "expected false in a batch, found true; remove it")
         case _:

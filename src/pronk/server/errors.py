@@ -1,7 +1,7 @@
-"""Error responses in the formats of OpenAI and Anthropic, and the exceptions that they report.
+"""Error responses in the formats of OpenAI, Anthropic and Ollama, and what they report.
 
 OpenAI's format is ``{"error": {"message", "type", "param", "code"}}``; Anthropic's is
-``{"type": "error", "error": {"type", "message"}}``.
+``{"type": "error", "error": {"type", "message"}}``, and Ollama's ``{"error": message}``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from pronk.base import count_text, describe_json_error, errors
 from pronk.base.checks import close_choices
+from pronk.server.paths import OLLAMA_PATHS
 
 # Routes with errors in Anthropic's format.
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
@@ -52,6 +53,8 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the JSON body of the response to a request for ``path``."""
+        if path.startswith(OLLAMA_PATHS):
+            return {"error": self.message}
         is_ours = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         if path in ANTHROPIC_PATHS:
             other = "api_error" if is_ours else "invalid_request_error"

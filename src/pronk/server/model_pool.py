@@ -126,7 +126,7 @@ class ModelPool:
         self._metrics = {models[0]: self.metrics}
         for model in models[1:]:
             self._metrics[model] = self.metrics.for_model(model.name)
-        self._idle_seconds = idle_seconds
+        self.idle_seconds = idle_seconds
         # A single model is not reloaded after its engine has ended; /ready reports it to the
         # supervisor.
         self._reloads = len(models) > 1 or idle_seconds is not None
@@ -257,8 +257,8 @@ class ModelPool:
 
     def start(self) -> None:
         """Start the task that unloads idle models; called in the event loop."""
-        if self._idle_seconds is not None:
-            self._tasks["idle"] = asyncio.ensure_future(self._unload_idle(self._idle_seconds))
+        if self.idle_seconds is not None:
+            self._tasks["idle"] = asyncio.ensure_future(self._unload_idle(self.idle_seconds))
 
     def stop(self) -> None:
         """Stop loading models; stop engines after their step, and threads after their job."""

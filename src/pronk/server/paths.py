@@ -15,18 +15,61 @@ API_PATHS = (
     "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/moderations",
+    "/v1/rerank",
 )
-OTHER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ready", "/metrics")
+_OLLAMA = (
+    "/api/tags",
+    "/api/ps",
+    "/api/show",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/version",
+)
+# Paths with which Ollama's clients download, change and delete models. A server does none of this:
+# its operator does, with commands of pronk.
+_OLLAMA_CHANGES = (
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/blobs",
+)
+# Paths with errors in Ollama's format.
+OLLAMA_PATHS = (*_OLLAMA, *_OLLAMA_CHANGES)
+OTHER_PATHS = (
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/health",
+    "/ready",
+    "/metrics",
+    *_OLLAMA,
+    # paths of llama-server
+    "/props",
+    "/slots",
+)
 _VERSION = "/v1"
+# Paths of other servers whose requests are those of one of pronk's routes.
+_SAME_REQUESTS: Mapping[str, str] = {
+    "/v2/rerank": "/v1/rerank",  # Cohere
+    "/reranking": "/v1/rerank",  # llama-server
+    "/v1/reranking": "/v1/rerank",
+}
 
 
 def canonical_path(path: str) -> str:
     """Return the API path that a client means: ``/v1/models`` for ``/v1/v1/models/``.
 
-    A client's base URL may lack ``/v1``, have it twice, or end with a slash. Other paths are
-    returned unchanged.
+    A client's base URL may lack ``/v1``, have it twice, or end with a slash. A path of another
+    server that takes the same requests is replaced by pronk's. Other paths are returned unchanged.
     """
     short = path.rstrip("/")
+    if short in _SAME_REQUESTS:
+        return _SAME_REQUESTS[short]
     while short.startswith(_VERSION * 2):
         short = short.removeprefix(_VERSION)
     for candidate in (short, f"{_VERSION}{short}"):
@@ -42,25 +85,12 @@ _VECTORS = "/v1/embeddings"
 _LIST = "/v1/models"
 _FOREIGN: Mapping[str, str | None] = {
     # paths of Ollama
-    "/api/chat": _CHAT,
-    "/api/generate": _TEXT,
-    "/api/embed": _VECTORS,
-    "/api/embeddings": _VECTORS,
-    "/api/tags": _LIST,
-    "/api/ps": _LIST,
-    "/api/show": _LIST,
-    "/api/version": "/health",
-    **dict.fromkeys(
-        ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), None
-    ),
+    **dict.fromkeys(_OLLAMA_CHANGES, None),
     # paths of llama-server
     "/completion": _TEXT,
     "/embedding": _VECTORS,
     "/apply-template": "/tokenize",
-    "/props": _LIST,
-    "/slots": "/metrics",
     "/lora-adapters": _LIST,
-    **dict.fromkeys(("/infill", "/rerank", "/reranking"), None),
     # paths of Text Embeddings Inference
     "/embed": _VECTORS,
     "/embed_all": _VECTORS,
@@ -79,7 +109,7 @@ _FOREIGN: Mapping[str, str | None] = {
     "/inference/v1/generate": _TEXT,
     "/get_tokenizer_info": "/tokenizer_info",
     **dict.fromkeys(
-        ("/rerank", "/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None
+        ("/score", "/pooling", "/classify", "/invocations", "/sleep", "/wake_up"), None
     ),
     **dict.fromkeys(("/load_lora_adapter", "/unload_lora_adapter", "/reset_prefix_cache"), None),
     # paths of the APIs of OpenAI and Anthropic
@@ -134,6 +164,8 @@ def unknown_path_message(path: str) -> str:
         hint = f"did you mean {near}?" if near else "see /openapi.json"
         return f"path: expected one of this server, found {path!r:.80}; {hint}"
     hint = "no other route does the same, see /openapi.json"
+    if foreign_path(path) in _OLLAMA_CHANGES:
+        hint = "run `pronk pull NAME` where the server runs, and serve it with --model NAME"
     if near:
         hint = f"use {near} for the nearest"
     return f"path: pronk has no route {path!r:.80}; {hint}"

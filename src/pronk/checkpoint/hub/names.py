@@ -30,6 +30,8 @@ from urllib.parse import unquote
 from pronk.base.checks import close_choices
 from pronk.base.errors import CheckpointError, refuse
 
+# Config of the module ``Pooling`` in models that sentence-transformers has saved.
+POOLING_FILE = "1_Pooling/config.json"
 _NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<quantization>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))?",
     re.IGNORECASE,
@@ -142,16 +144,20 @@ class KnownModel(NamedTuple):
         model: the model on the Hub.
         parameters: number of parameters as a text, such as "135M".
         license: the model's license.
+        num_bytes: size of the download as the Hub's pages state it, often in three digits; 0 if
+            unknown.
         sha256: hash that the model's file must have; "" if it is the one that the Hub states.
         package: a wheel that contains the same file; ``None`` if there is none.
         names: names of the model in its own files, in any quantization.
-        sampling: options of ``SamplingParams`` that are recommended for the model.
+        sampling: options of ``SamplingParams`` that are recommended for the model; empty if no
+            recommendation is published.
     """
 
     name: str
     model: HubModel
     parameters: str
     license: str
+    num_bytes: int = 0
     sha256: str = ""
     package: PackageFile | None = None
     names: tuple[str, ...] = ()
@@ -171,12 +177,14 @@ def _known(name: str, row: dict[str, Any]) -> KnownModel:
     assert match is not None, row
     model = _matched_model(match, row.get("revision"))
     package = PackageFile(**row["package"]) if "package" in row else None
-    sampling = {option: value for option, value in row["sampling"].items() if option != "source"}
+    recommended = row.get("sampling", {})
+    sampling = {option: value for option, value in recommended.items() if option != "source"}
     return KnownModel(
         name,
         model,
         row["parameters"],
         row["license"],
+        num_bytes=row.get("bytes", 0),
         sha256=row.get("sha256", ""),
         package=package,
         names=tuple(row["names"]),
@@ -266,6 +274,8 @@ def _is_layout_file(name: str) -> bool:
     """
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
+    if name == POOLING_FILE:
+        return True
     if "/" in name or re.fullmatch(r"consolidated.*\.safetensors", name):
         return False
     return name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"

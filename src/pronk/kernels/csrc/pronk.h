@@ -60,8 +60,11 @@ enum pronk_kind {
 enum pronk_rule { PRONK_GATED_DELTA = 0, PRONK_MAMBA2 = 1 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32). C, as
 // wide as the stream, holds one branch of a layer while another is computed. INPUTS (f32) holds the inputs of all layers.
+// SLOTS are the rows' slots of the pool `keys`, of the stream's type and as wide as the output: a result of PRONK_LINEAR or
+// PRONK_NORM that only other programs read, the feature of a drafter.
 enum pronk_buffer {
-  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6
+  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6,
+  PRONK_SLOTS = 7
 };
 // What PRONK_LINEAR multiplies.
 // DENSE: each row, by one matrix w.

@@ -150,6 +150,10 @@ def get_architecture(checkpoint: GgufCheckpoint) -> Architecture:
     A ConfigError is raised if the architecture is not supported.
     """
     name = checkpoint.header.get("general.architecture")
+    # The names of GGUF architectures have hyphens where ``model_type`` has underscores.
+    refused = _BY_MODEL_TYPE.get(str(name).replace("-", "_"))
+    if isinstance(refused, RefusedFamily) and name not in ARCHITECTURES:
+        refuse(checkpoint.folder, f"architecture {name}: {refused.reason}", ConfigError)
     if not isinstance(name, str) or name not in ARCHITECTURES:
         supported = ", ".join(sorted(ARCHITECTURES))
         found = f"unknown architecture {name!r:.40}; supported in GGUF files are {supported}"

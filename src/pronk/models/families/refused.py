@@ -12,6 +12,10 @@ falcon_mamba jamba kimi_linear mamba mamba2 minimax recurrent_gemma rwkv
 zamba zamba2
 """
 _LATENT_ATTENTION = "deepseek_v32 kimi_k2 minicpm3 mistral4"
+_ENCODERS = """
+albert bert camembert deberta deberta_v2 distilbert electra eurobert gte_modernbert jina_bert
+modernbert mpnet new nomic_bert roberta xlm_roberta xlm_roberta_xl
+"""
 _MIXTURES = """
 afmoe bailing_hybrid dots1 ernie4_5_moe exaone_moe flex_olmo hunyuan_v1_moe minimax_m2 olmoe
 """
@@ -27,6 +31,11 @@ FAMILIES = (
         _RECURRENT,
         "layers with a recurrent state of this kind are not supported (docs/families.md)",
         "use a model with attention, Qwen3.5 or LFM2",
+    ),
+    *_refuse(
+        _ENCODERS,
+        "encoders are not supported",
+        "use a decoder such as Qwen3-Embedding or Qwen3-Reranker",
     ),
     *_refuse(
         _LATENT_ATTENTION,

@@ -114,6 +114,7 @@ _TEXT: dict[str, Treatment] = {
     "max_output_tokens": Renamed("max_tokens"),
     "thinking_token_budget": Renamed("thinking_budget"),
     "reasoning_budget": Renamed("thinking_budget"),
+    "reasoning_budget_message": Renamed("thinking_message"),
     "regex": Renamed("guided_regex"),
     # Objects whose fields are options of the request.
     "options": Envelope(),
@@ -210,13 +211,19 @@ _CHAT: dict[str, Treatment] = {
 
 # Options of `/v1/completions`.
 _COMPLETIONS: dict[str, Treatment] = {
-    **_refused(
-        names="suffix template system context raw", advice="write the whole text into prompt"
-    ),
+    **_refused(names="template system context raw", advice="write the whole text into prompt"),
+    "input_prefix": Refused(advice="use prompt, or /infill"),
+    "input_extra": Refused(advice="use /infill"),
+    "input_suffix": Renamed("suffix"),
     **_refused(names="messages", advice="use /v1/chat/completions"),
     **_refused(names="tools", advice="use /v1/chat/completions"),
     **_refused("auto", "none", names="tool_choice", advice="use /v1/chat/completions"),
     **_accepted("parallel_tool_calls"),
+}
+
+# Options of `/infill`.
+_INFILL: dict[str, Treatment] = {
+    "suffix": Renamed("input_suffix"),
 }
 
 # Options of `/v1/responses`.
@@ -257,6 +264,25 @@ _ANTHROPIC: dict[str, Treatment] = {
         advice="use output_config.format",
     ),
     "stop": Renamed("stop_sequences"),
+}
+
+# Options of Ollama's `/api/chat` and `/api/generate`: what to do with a prompt that is too long,
+# which is refused here.
+_OLLAMA: dict[str, Treatment] = _accepted("truncate shift")
+
+# Options of Ollama's `/api/generate`.
+_OLLAMA_GENERATE: dict[str, Treatment] = {
+    **_refused(names="suffix raw", advice="use /v1/completions"),
+    **_refused(names="template", advice="the server uses the model's template"),
+    **_refused(names="context", advice="send the conversation to /api/chat"),
+    **_refused(names="messages tools", advice="use /api/chat"),
+}
+
+# Options of Ollama's `/api/show`.
+_OLLAMA_SHOW: dict[str, Treatment] = {
+    **_accepted("verbose"),
+    **_refused(names="system template options", advice="set them in requests"),
+    "name": Renamed("model"),
 }
 
 # Fields of a message in a conversation. Each server has its own name for the thoughts of an earlier
@@ -301,6 +327,22 @@ _EMBEDDINGS: dict[str, Treatment] = {
     "options": Accepted(),
 }
 
+# Options of `/v1/rerank`: those of Jina, Cohere, vLLM, Text Embeddings Inference and llama.cpp.
+_RERANK: dict[str, Treatment] = {
+    **_accepted("user metadata priority truncate truncation_direction raw_scores keep_alive"),
+    **_refused(
+        -1,
+        names="max_tokens_per_doc max_chunks_per_doc truncate_prompt_tokens overlap_tokens",
+        advice="send shorter documents",
+    ),
+    **_refused(["text"], names="rank_fields", advice="send documents as texts"),
+    "texts": Renamed("documents"),
+    "top_k": Renamed("top_n"),
+    "return_text": Renamed("return_documents"),
+    "instruct": Renamed("instruction"),
+    "instructions": Renamed("instruction"),
+}
+
 # Options of `/tokenize` besides those of `/v1/chat/completions`: those of llama.cpp's server.
 _TOKENIZE: dict[str, Treatment] = {
     **_accepted("return_token_strs with_pieces parse_special"),
@@ -321,13 +363,18 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "text": _TEXT,
     "chat": _CHAT,
     "completions": _COMPLETIONS,
+    "infill": _INFILL,
     "responses": _RESPONSES,
     "messages": _ANTHROPIC,
+    "ollama": _OLLAMA,
+    "ollama_generate": _OLLAMA_GENERATE,
+    "ollama_show": _OLLAMA_SHOW,
     "message": _TURN,
     "function": _FUNCTION,
     "structured_outputs": _STRUCTURED_OUTPUTS,
     "embeddings": _EMBEDDINGS,
     "moderations": _MODERATIONS,
+    "rerank": _RERANK,
     "tokenize": _TOKENIZE,
 }
 # Parts of the table for objects in a request; the other parts are for the options of routes.

@@ -1,4 +1,4 @@
-"""Requests of ``/tokenize``, ``/detokenize``, ``/v1/embeddings`` and ``/v1/moderations``."""
+"""Requests of ``/tokenize``, ``/detokenize``, and the routes that generate no text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pronk.server.protocol.chat import ChatMessage, ChatRequest
 from pronk.server.protocol.request import (
     Ids,
     Prompts,
+    Record,
     RequestBody,
     Text,
     Texts,
@@ -69,10 +70,10 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=2**31)
     pooling: Literal["mean", "last"] | None = Field(
-        None, description="Tokens to pool; default: mean."
+        None, description="Tokens to pool; default: as the model's files say, else mean."
     )
     normalize: bool | None = Field(
-        None, description="Whether vectors have length 1; default: true."
+        None, description="Whether vectors have length 1; default: as for pooling, else true."
     )
 
     def check(self, limits: RequestLimits, hidden_size: int) -> None:
@@ -117,6 +118,65 @@ class EmbeddingRequest(RequestBody):
             return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
         numbers: list[float] = vector.tolist()
         return numbers
+
+
+class RerankDocument(Record):
+    """Document of a request to rank, in the form of an object."""
+
+    text: Text
+
+
+class RerankRequest(RequestBody):
+    """Body of ``/v1/rerank``, in the form of Jina and Cohere; both lack ``instruction``."""
+
+    places: ClassVar[Sequence[str]] = ("rerank",)
+
+    model: Text | None = None
+    query: Text
+    documents: Annotated[list[Text | RerankDocument], Field(fail_fast=True)]
+    top_n: int | None = Field(None, ge=1, le=2**31)
+    return_documents: bool | None = Field(
+        None, description="Repeat the documents in the reply; default: false."
+    )
+    instruction: Text | None = Field(None, description="What relevance means.")
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of the documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+    def check(self, limits: RequestLimits) -> None:
+        """Raise ``ApiError`` if there are no documents, or more than the limit."""
+        most = limits.embeddings
+        if not 1 <= len(self.documents) <= most:
+            found = len(self.documents)
+            raise refuse("documents", f"expected 1..{most} documents, found {found}")
+
+    def reply(self, model: str, scores: Sequence[float], num_tokens: int) -> dict[str, Any]:
+        """Return the reply: the most relevant documents first, at most ``top_n`` of them.
+
+        Of equally relevant documents, that of the lower index comes first.
+
+        Args:
+            model: name of the model.
+            scores: relevance of each document, from 0 to 1.
+            num_tokens: number of tokens of all prompts.
+        """
+        texts = self.texts
+        ranked = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+        results = list[dict[str, Any]]()
+        for index in ranked[: self.top_n]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if self.return_documents:
+                result["document"] = {"text": texts[index]}
+            results.append(result)
+        return {
+            "id": f"rerank-{uuid4().hex}",
+            "object": "list",
+            "model": model,
+            "results": results,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
 
 
 class ModerationRequest(RequestBody):
