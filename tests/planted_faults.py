@@ -137,7 +137,14 @@ _SAMPLING = (
         "sampling/truncation.py",
         "min(size, int(np.count_nonzero(sums < top_p)) + 1)",
         "max(1, int(np.count_nonzero(sums < top_p)))",
-        "sampling/test_sampler.py",
+        "sampling/test_truncation.py",
+    ),
+    Fault(
+        "top_p of the library drops the token that reaches the sum",
+        "kernels/csrc/verify.cpp",
+        "return keep_first(best, i + 1, kept);",
+        "return keep_first(best, i ? i : 1, kept);",
+        "sampling/test_truncation.py",
     ),
     Fault(
         "penalties of the library do not count the draft tokens before a node",

@@ -18,10 +18,10 @@ SIZES = (0, 1, 7, 255, 256, 257, 5000)
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Compute with one instruction set of this processor."""
     name: str = request.param
-    library = exact_math._find_library()
+    library = exact_math.find_library()
     assert library is not None
     chosen = library._replace(isa=INSTRUCTION_SETS.index(name))
-    monkeypatch.setattr(exact_math, "_find_library", lambda: chosen)
+    monkeypatch.setattr(exact_math, "find_library", lambda: chosen)
     return name
 
 
@@ -79,6 +79,6 @@ def test_without_a_library_the_bits_are_the_same(
     function: Callable[..., object] = getattr(exact_math, name)
     expected = function(numbers)
     total = exact_math.exp_total(numbers.astype(np.float32), 20.0)
-    monkeypatch.setattr(exact_math, "_find_library", lambda: None)
+    monkeypatch.setattr(exact_math, "find_library", lambda: None)
     np.testing.assert_array_equal(function(numbers), expected)
     assert exact_math.exp_total(numbers.astype(np.float32), 20.0) == total

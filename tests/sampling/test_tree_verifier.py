@@ -1,4 +1,4 @@
-"""Token trees verified in the library: the tokens of the general path, for all options of it."""
+"""Token trees verified in the library: the tokens that NumPy chooses, for all options of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from pronk.base.arrays import Array
 from pronk.kernels.library import candidates
+from pronk.sampling import truncation
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import BannedTokens, TokenContext
 from pronk.sampling.params import SamplingParams
@@ -20,6 +21,12 @@ from pronk.sampling.verify import VerifiedPath, verify_tree
 
 VOCAB = 700  # more than the 512 candidates of top-p, and no multiple of the kernels' blocks
 KERNELS = candidates()
+
+
+@pytest.fixture(autouse=True)
+def _numpy_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truncation, "find_library", lambda: None)
+
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0, 0.3, 1.0, 40.0),

@@ -16,7 +16,7 @@ from pronk.base.exact_math import Double
 from pronk.kernels.library import KernelsError, installed_library, open_library
 
 
-class _Library(NamedTuple):
+class Library(NamedTuple):
     """The kernels' library, and the number of the widest instruction set of this processor."""
 
     functions: Any
@@ -24,17 +24,18 @@ class _Library(NamedTuple):
 
 
 @cache
-def _find_library() -> _Library | None:
+def find_library() -> Library | None:
+    """Return the installed library, or ``None`` if it is not usable."""
     try:
         functions = open_library(installed_library())
     except KernelsError:
         return None
-    return _Library(functions, int(functions.pronk_detect()))
+    return Library(functions, int(functions.pronk_detect()))
 
 
 def exp(x: ArrayLike) -> Double:
     """Return ``e ** x``; see :func:`pronk.base.exact_math.exp`."""
-    library = _find_library()
+    library = find_library()
     if library is None:
         return exact_math.exp(x)
     result = np.array(x, np.float64, order="C")
@@ -51,7 +52,7 @@ def log(x: ArrayLike) -> Double:
 
 def replace_by_log(x: Double) -> None:
     """Replace the numbers of a contiguous array by their logarithms, as :func:`log` does."""
-    library = _find_library()
+    library = find_library()
     if library is None:
         x[...] = exact_math.log(x)
     else:
@@ -60,7 +61,7 @@ def replace_by_log(x: Double) -> None:
 
 def total(values: NDArray[Any]) -> float:
     """Return the sum of a vector, in float64; see :func:`pronk.base.exact_math.total`."""
-    library = _find_library()
+    library = find_library()
     if library is None:
         return exact_math.total(values)
     vector = np.ascontiguousarray(values, np.float64)
@@ -72,7 +73,7 @@ def exp_total(scores: NDArray[np.float32], largest: float) -> float:
 
     The differences are float64. With ``largest`` the largest score, this is the divisor of softmax.
     """
-    library = _find_library()
+    library = find_library()
     if library is None:
         return exact_math.total(exact_math.exp(scores.astype(np.float64) - largest))
     vector = np.ascontiguousarray(scores, np.float32)

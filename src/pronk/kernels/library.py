@@ -276,6 +276,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unpack": (None, (POINTER(CWeights), c_int64, c_void_p)),
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
+    "truncate": (c_int64, (c_void_p, *[c_int64] * 2, c_double, c_float, c_void_p, c_int32)),
     "verify": (
         c_int32,
         (

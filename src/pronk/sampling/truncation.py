@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.kernels.exact_math import cumulative_sums, exp, exp_total, log
+from pronk.kernels.exact_math import cumulative_sums, exp, exp_total, find_library, log
 from pronk.sampling.params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -21,7 +23,36 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
 
     ``scores`` is ``[vocab]`` float32: logits divided by the temperature. Of equal scores, those of
     the smallest ids are kept.
+
+    The kernels' library computes the ids; without a usable library, NumPy computes the same ids.
+
+    Raises:
+        MemoryError: memory is full.
     """
+    if not params.truncates:
+        return scores, np.arange(len(scores))
+    library = find_library()
+    if library is None:
+        return _truncate_by_numpy(scores, params)
+    scores = np.ascontiguousarray(scores)
+    ids = np.empty(len(scores), np.intp)
+    count = library.functions.pronk_truncate(
+        scores.ctypes.data,
+        len(scores),
+        min(params.top_k, len(scores)),
+        params.top_p,
+        float(log(params.min_p)) if params.min_p > 0.0 else -math.inf,
+        ids.ctypes.data,
+        library.isa,
+    )
+    if count < 0:
+        msg = "kernels: no memory to truncate a distribution"
+        raise MemoryError(msg)
+    ids = ids[:count].copy()
+    return scores[ids], ids
+
+
+def _truncate_by_numpy(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids]:
     kept = scores
     ids = np.arange(len(scores))
     if 0 < params.top_k < len(scores):

@@ -337,6 +337,11 @@ PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float tempera
 // accepted nodes; -1 if a logit is not finite; -2 if memory is exhausted. `counts` is changed during the call only.
 PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                                const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa);
+// Write the tokens that top-k (0: all), top-p (1: all) and min-p (its logarithm) keep to `ids` [vocab], in ascending
+// order. `scores` [vocab] are logits divided by the temperature; those of banned tokens are minus infinity. Of equal
+// scores, those of the first tokens are kept. Returns the number of tokens; -2 if memory is exhausted.
+PRONK_API int64_t pronk_truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, float log_min_p,
+                                 int64_t* ids, int32_t isa);
 // Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
 // less precision than in pronk_sample, and is 0 if `key` is null. `ids` [vocab] has the token of each logit; null: 0, 1,
 // …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns

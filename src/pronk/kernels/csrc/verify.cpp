@@ -26,9 +26,10 @@ struct Kept {
   float floor = -__builtin_inff();
 };
 
-// Memory of one call. `scores` has the logits of a node after penalties, divided by the temperature.
+// Memory of one call.
 struct Scratch {
-  float *scores, *kept, *best;  // [vocab]
+  float* scores;            // [vocab] logits of a node after penalties, divided by the temperature
+  float *candidates, *best;  // [vocab] scores after top-k; the highest scores
 };
 
 // Return whether one of `count` scores, at most BLOCK, is at least `bound`.
@@ -137,6 +138,22 @@ void keep_top_p(const float* scores, int64_t size, double top_p, const Sampling*
   }
 }
 
+// Return which tokens top-k, top-p and min-p keep.
+Kept truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, float log_min_p, const Sampling* kernels,
+              Scratch scratch) {
+  Kept kept;
+  int64_t count = vocab;
+  if (top_k > 0 && top_k < vocab) {
+    find_highest(scores, vocab, top_k, scratch.best);
+    keep_first(scratch.best, top_k, &kept);
+    count = gather(scores, vocab, kept, scratch.candidates);
+    scores = scratch.candidates;
+  }
+  if (top_p < 1.0) keep_top_p(scores, count, top_p, kernels, scratch.best, &kept);
+  if (log_min_p > -__builtin_inff()) kept.floor = *std::max_element(scores, scores + count) + log_min_p;
+  return kept;
+}
+
 // Return the first kept token with the largest score plus noise.
 int64_t sample_kept(const float* scores, int64_t vocab, Kept kept, uint64_t key) {
   static const NoiseBound noise_bound;
@@ -163,33 +180,40 @@ int64_t sample_kept(const float* scores, int64_t vocab, Kept kept, uint64_t key)
 int64_t choose_token(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                      const Sampling* kernels, Scratch scratch) {
   const uint64_t key = hash_token(sampling->key, (uint64_t)position);
-  const bool has_top_k = sampling->top_k > 0 && sampling->top_k < vocab;
-  const bool has_top_p = sampling->top_p < 1.0, has_min_p = sampling->log_min_p > -__builtin_inff();
-  const bool is_greedy = sampling->temperature == 0.0f;
+  const bool truncates = sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->log_min_p > -__builtin_inff();
   if (sampling->counts) {
     if (!copy_finite(logits, vocab, scratch.scores)) return -1;
     penalize(sampling, vocab, scratch.scores);
     logits = scratch.scores;
   }
-  if (is_greedy || !(has_top_k || has_top_p || has_min_p))
+  if (sampling->temperature == 0.0f || !truncates)
     return kernels->sample(logits, vocab, sampling->temperature, key);
   if (!sampling->counts && !copy_finite(logits, vocab, scratch.scores)) return -1;
   float* scores = scratch.scores;
   for (int64_t i = 0; i < vocab; i++) scores[i] /= sampling->temperature;
-  Kept kept;
-  const float* candidates = scores;
-  int64_t num_candidates = vocab;
-  if (has_top_k) {
-    find_highest(scores, vocab, sampling->top_k, scratch.best);
-    keep_first(scratch.best, sampling->top_k, &kept);
-    num_candidates = gather(scores, vocab, kept, scratch.kept);
-    candidates = scratch.kept;
-  }
-  if (has_top_p) keep_top_p(candidates, num_candidates, sampling->top_p, kernels, scratch.best, &kept);
-  if (has_min_p) kept.floor = *std::max_element(candidates, candidates + num_candidates) + sampling->log_min_p;
+  Kept kept = truncate(scores, vocab, sampling->top_k, sampling->top_p, sampling->log_min_p, kernels, scratch);
   return sample_kept(scores, vocab, kept, key);
 }
 }  // namespace
+
+int64_t pronk_truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, float log_min_p, int64_t* ids,
+                       int32_t isa) {
+  IeeeMode mode;
+  float* memory = (float*)malloc((size_t)(2 * vocab) * sizeof(float));
+  if (!memory) return -2;
+  Scratch scratch = {nullptr, memory, memory + vocab};
+  Kept kept = truncate(scores, vocab, top_k, top_p, log_min_p, isa_kernels(isa, false)->sampling, scratch);
+  free(memory);
+  const float bound = std::max(kept.lowest, kept.floor);
+  int64_t count = 0;
+  for (int64_t from = 0; from < vocab; from += BLOCK) {
+    int64_t length = std::min(BLOCK, vocab - from);
+    if (!reaches(scores + from, length, bound)) continue;
+    for (int64_t token = from; token < from + length; token++)
+      if (scores[token] >= bound && (scores[token] != kept.lowest || kept.num_equal-- > 0)) ids[count++] = token;
+  }
+  return count;
+}
 
 int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                      const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa) {
