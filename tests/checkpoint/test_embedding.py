@@ -66,7 +66,7 @@ def test_damaged_files_are_refused(text: str, tmp_path: Path) -> None:
 )
 def test_poolings_of_gguf_files(kind: int | None, pooling: str) -> None:
     header = {"general.architecture": "qwen3", "qwen3.pooling_type": kind}
-    assert gguf_embedding_defaults(header) == EmbeddingDefaults(pooling)
+    assert gguf_embedding_defaults(header) == EmbeddingDefaults(pooling)  # type: ignore[arg-type]
 
 
 def test_options_of_a_call() -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pronk.base.errors import ConfigError, refuse
 from pronk.checkpoint.config import EmbeddingDefaults
+from pronk.checkpoint.gguf.reader import GgufFile
 from pronk.checkpoint.hub.names import POOLING_FILE
 from pronk.checkpoint.tensors import read_json, read_json_list
 
@@ -67,7 +67,7 @@ def _read_pooling(file: Path) -> str:
     return "+".join(chosen) or EmbeddingDefaults.pooling
 
 
-def gguf_embedding_defaults(header: Mapping[str, Any]) -> EmbeddingDefaults:
+def gguf_embedding_defaults(header: GgufFile) -> EmbeddingDefaults:
     """Return what the metadata of a GGUF file say about embeddings.
 
     llama.cpp normalizes every embedding, so that a file does not say it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class EmbeddingOptions:
                     "in its files; name mean or last",
                     OptionError,
                 )
-            pooling = cast(Pooling, defaults.pooling)
+            pooling = defaults.pooling
         scaled = defaults.normalize if normalize is None else normalize
         return cls(pooling, dimensions, scaled)
 
