@@ -11,7 +11,7 @@
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo docs test lint test-slow coverage sanitize wheels clean
+.PHONY: demo docs test untested lint test-slow coverage sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 # Without bytecode on disk, each process of the tests compiles the package, and pytest rewrites all tests again.
@@ -43,6 +43,14 @@ test: $(INSTALLED_DEV)
 	@$(MAKE) --jobs=2 lint $(SANITIZED) $(REWRITTEN)
 	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 	@$(MAKE) sanitize
+	@$(MAKE) untested
+
+# Names on standard error what `make test` has skipped on this machine. It installs nothing; .ci/run does.
+untested:
+	@have() { command -v "$$1" >/dev/null 2>&1; }; \
+	have qemu-aarch64 || have qemu-aarch64-static || missing="qemu-user"; \
+	have aarch64-linux-gnu-g++ || have zig || missing="$$missing g++-aarch64-linux-gnu"; \
+	test -z "$$missing" || echo "make: ARM'S KERNELS WERE NOT TESTED: no emulator or no compiler; apt-get install" $$missing >&2
 
 # pytest rewrites the asserts of all test files when it first imports them, which takes 10 s of processor time. In a new
 # clone one process does it, and stores the bytecode; otherwise each process of the tests would. Errors are those of the

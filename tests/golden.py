@@ -18,44 +18,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import pronk
 from checkpoints import FAMILIES, make_checkpoint
 from gguf_files import CONVERTED, QUANTIZED, STORED, convert
-from pronk import LLM, SamplingParams
-from pronk.kernels.library import INSTRUCTION_SETS
+from pronk import LLM, reproducibility
 from pronk.testing import byte_tokenizer
 from quantized_formats import FORMATS, write_quantized
 
 PATH = Path(__file__).with_suffix(".json")
-NUM_TOKENS = 64
-_PROMPT = list(range(20, 44)) + list(range(30, 60))
-
-# Options of the sampled texts. Log-probabilities are part of a digest. High temperatures, because some
-# random models are almost sure of each token.
-PARAMS = {
-    "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3),
-    "noise": SamplingParams(
-        max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3, temperature=5.0, seed=7
-    ),
-    "truncated": SamplingParams(
-        max_tokens=NUM_TOKENS,
-        ignore_eos=True,
-        temperature=3.0,
-        seed=8,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        frequency_penalty=0.2,
-        presence_penalty=0.1,
-    ),
-}
-
 # Sizes of the models in GGUF files: the largest blocks have 256 weights.
 _BLOCKS = {
     "hidden_size": 256,
@@ -94,48 +67,16 @@ MODELS: dict[str, MakeModel] = {
 
 
 def digests(path: Path, kernels: str = "auto") -> dict[str, str]:
-    """Return the digests of a model: of a text's log-probabilities and of the sampled texts."""
-    found = {}
-    llm = LLM(
-        path,
-        drafter="autoregressive",
-        dtype="float32",
-        kv_memory="64MiB",
-        kernels=kernels,
-        bits="portable",
-    )
+    """Return the digests of a model's outputs with an instruction set."""
+    llm = LLM(path, dtype="float32", kv_memory="64MiB", kernels=kernels, bits="portable")
     with closing(llm):
-        assert llm.kernels in INSTRUCTION_SETS, "expected the kernels, found torch; build them"
-        scored = SamplingParams(max_tokens=1, prompt_logprobs=64)
-        completion = llm.generate(_PROMPT, scored)
-        found["text"] = _digest(completion.prompt_logprobs or ())
-        for name, params in PARAMS.items():
-            completion = llm.generate(_PROMPT, params)
-            assert len(completion.token_ids) == NUM_TOKENS
-            tokens = [{token: 0.0} for token in completion.token_ids]
-            found[name] = _digest([*tokens, *(completion.logprobs or ())])
-    return found
-
-
-def _digest(reports: Iterable[Mapping[int, float] | None]) -> str:
-    """Return a digest of token ids and log-probabilities, which are rounded to float32."""
-    digest = blake2b(digest_size=8)
-    for report in reports:
-        for token, logprob in (report or {}).items():
-            digest.update(token.to_bytes(4, "little") + np.float32(logprob).tobytes())
-    return digest.hexdigest()
+        return reproducibility.digests(llm)
 
 
 def read() -> dict[str, dict[str, dict[str, str]]]:
     """Return the recorded digests: ``{model: {bits: {text: digest}}}``."""
     found: dict[str, dict[str, dict[str, str]]] = json.loads(PATH.read_text(encoding="utf-8"))
     return found
-
-
-def current(history: Mapping[str, dict[str, str]]) -> dict[str, str]:
-    """Return the digests of a model that hold for this version of pronk."""
-    known = [bits for bits in map(int, history) if bits <= pronk.BITS]
-    return history[str(max(known))] if known else {}
 
 
 def compute(names: Iterable[str], kernels: str = "auto") -> Iterator[tuple[str, dict[str, str]]]:
@@ -187,7 +128,7 @@ def main() -> int:
     recorded = read() if PATH.exists() else {}
     num_others = 0
     for name, found in compute(arguments.names or MODELS, arguments.kernels):
-        known = current(recorded.get(name, {}))
+        known = reproducibility.current(recorded.get(name, {}))
         if known != found:
             num_others += 1
             sys.stdout.write(f"{name}: expected {known}, found {found}\n")

@@ -65,7 +65,7 @@ LAYERS = (
     {"engine"},
     {"llm"},
     {"async_llm"},
-    {"testing"},
+    {"reproducibility", "testing"},
     # names of other modules
     {"backends", "commands", "serving", "bench", "drafters", "errors", "replicas"},
     {"cli"},
@@ -89,7 +89,7 @@ def relative(path: Path) -> str:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
+        "LLM", "AsyncLLM", "Choice", "Completion", "ContextFile", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
         "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "BITS", "__version__",
         *drafter_classes(),
@@ -170,7 +170,8 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
             if node.module != "pronk":
                 yield tuple(str(node.module).split(".")[1:])
                 continue
-            for name in (alias.name for alias in node.names if alias.name != "__version__"):
+            constants = ("BITS", "__version__")
+            for name in (alias.name for alias in node.names if alias.name not in constants):
                 home = next((home for home, names in pronk._NAMES.items() if name in names), None)
                 if home is None and name in drafter_classes():
                     home = REGISTRY[drafter_classes()[name]].__module__

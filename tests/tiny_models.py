@@ -926,7 +926,14 @@ def make_request(
     budget = (
         []
         if params.thinking_budget is None
-        else [ThinkingBudget(params.thinking_budget, THOUGHTS, prompt)]
+        else [
+            ThinkingBudget(
+                params.thinking_budget,
+                THOUGHTS,
+                prompt,
+                message=[*map(ord, params.thinking_message)],
+            )
+        ]
     )
     sampler = Sampler(
         params,

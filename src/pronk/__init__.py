@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams as SamplingParams
     from pronk.sampling.tree import TokenTree as TokenTree
     from pronk.text.guide import Guide as Guide
+    from pronk.text.infill import ContextFile as ContextFile
 
 __version__ = "0.2.0"
 
@@ -62,6 +63,7 @@ _NAMES = {
     "pronk.llm": ("LLM",),
     "pronk.engine.outputs": ("Choice", "Completion", "Piece"),
     "pronk.text.guide": ("Guide",),
+    "pronk.text.infill": ("ContextFile",),
     "pronk.sampling.params": ("SamplingParams",),
     "pronk.sampling.tree": ("TokenTree",),
 }

@@ -42,6 +42,7 @@ from pronk.sampling.defaults import recommended_params
 from pronk.sampling.params import SamplingParams
 from pronk.text.chat.messages import Messages, TemplateOptions, Tools
 from pronk.text.guide import check_texts
+from pronk.text.infill import ContextFile
 from pronk.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -294,6 +295,58 @@ class LLM:
         requests = self._create_chat(messages, params, drafter, adapter, template_options)
         return Piece.stream(self.engine.stream(requests), requests)
 
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None = None,
+        *,
+        context: Sequence[ContextFile] = (),
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+    ) -> Completion:
+        r"""Write the text between a prefix and a suffix, with a model for code.
+
+        ::
+
+            llm.infill("def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n").text
+
+        The text also ends at the model's tokens that begin another part or file.
+
+        Args:
+            prefix: text before the place to fill.
+            suffix: text after the place to fill.
+            params: sampling parameters.
+            context: files that the model reads first.
+            drafter: drafter of this call; by default, that of the model.
+            adapter: name of the adapter that computes the text; by default, the model without an
+                adapter.
+
+        Raises:
+            OptionError: the model has no tokens for filling in the middle.
+            PronkError: see :meth:`generate`.
+        """
+        requests = self._create_infill(prefix, suffix, params, context, drafter, adapter)
+        self.engine.run(requests)
+        return _complete(requests)
+
+    def stream_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None = None,
+        *,
+        context: Sequence[ContextFile] = (),
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+    ) -> Generator[Piece]:
+        """Write the text between a prefix and a suffix, and yield the new tokens.
+
+        Closing the iterator aborts the request. Arguments and errors are those of :meth:`infill`.
+        """
+        requests = self._create_infill(prefix, suffix, params, context, drafter, adapter)
+        return Piece.stream(self.engine.stream(requests), requests)
+
     def get_default_sampling_params(self, **options: Any) -> SamplingParams:
         """Return the default sampling parameters of :meth:`chat`: those that the model recommends.
 
@@ -454,6 +507,21 @@ class LLM:
         params = self.get_default_sampling_params() if params is None else params
         branches = [prompt.branch_positions]
         (requests,) = self._create_requests([prompt.token_ids], params, drafter, adapter, branches)
+        return requests
+
+    def _create_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None,
+        context: Sequence[ContextFile],
+        drafter: str | Drafter | None,
+        adapter: str | None,
+    ) -> list[Request]:
+        """Return the samples of a text to fill; the arguments are those of :meth:`infill`."""
+        ids = self.request_factory.encode_infill(prefix, suffix, context)
+        ended = self.request_factory.end_infill(SamplingParams() if params is None else params)
+        (requests,) = self._create_requests([ids], ended, drafter, adapter)
         return requests
 
     def _create_requests(

@@ -105,7 +105,7 @@ def test_a_file_of_latent_attention_and_experts(
     # Rows that are no whole blocks of Q4_K have Q5_0.
     layer = decoder.layers[1]
     assert {layer.q_b.packed.format, layer.k_b.packed.format} == {"int5 in groups of 32"}
-    assert layer.kv_a.packed.format == "Q4_K"
+    assert layer.kv_a.packed.format == "int4 in groups of 32 in super-blocks of 256"
     assert np.isfinite(text_logits(decoder, [3, 4, 5])).all()
     # Of a layer with experts, a token uses the shared expert and two others.
     experts = 3 * 256 * 64 * 3

@@ -170,7 +170,7 @@ def test_options_reach_the_library(
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
-        --context 128 --kernels portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
+        --context 128 --kernels portable --bits portable --weights int8 --kv-dtype int8 --calibration off --weight-cache packed
         --weight-cache-size 2GiB
         --adapter sql=folder=1 --prompt-cache prompts --prompt-cache-size 1GiB
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
@@ -207,6 +207,7 @@ def test_options_reach_the_library(
         "prompt_cache_size": "1GiB",
         "kv_dtype": "int8",
         "kernels": "portable",
+        "bits": "portable",
         "calibration": False,
         "budget": "all",
         "progress": None,

@@ -1,5 +1,6 @@
 """Tables of ``pronk list`` on terminals of several widths, and in a pipe; ``pronk rm``."""
 
+import json
 import re
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def test_rows_of_known_models_are_single_lines(
         assert [line[-1] for line in lines] == [
             known.model.repo for known in known_models().values()
         ]
+
+
+def test_known_sizes(command: Command) -> None:
+    """The sizes of downloads are those of the table; unknown ones are empty."""
+    code, out, err = command("list", "--known", "--json")
+    assert (code, err) == (0, "")
+    listed = {row["name"]: row for row in json.loads(out)}
+    assert listed["smollm2"]["size"] == "98.4 MB"
+    assert (listed["lfm2-350m"]["weights"], listed["lfm2-350m"]["size"]) == ("Q4_K_M", "229 MB")
+    unknown = {name for name, known in known_models().items() if not known.num_bytes}
+    assert {name for name, row in listed.items() if not row["size"]} == unknown
+    assert len(unknown) < len(listed) / 2
 
 
 def test_removing_a_model_removes_its_packed_weights(

@@ -93,6 +93,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.6,
         "frequency_penalty": 0.4,
     },
+    # as the makers of models recommend
+    "recommended": {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+    },
     "repetition": {"repetition_penalty": 1.6},
     "presence": {"temperature": 0.8, "presence_penalty": 1.5},
     "frequency": {"temperature": 0.8, "frequency_penalty": 1.1},
@@ -126,7 +134,8 @@ OPTIONS |= {
     "guided greedy": {"guide": TOY},
     "guided all": OPTIONS["all"] | {"guide": TOY},
     "thinking": {"temperature": 0.8, "thinking_budget": 4, "logit_bias": {3: 5.0}},
-    "thinking all": OPTIONS["all"] | {"thinking_budget": 2, "logit_bias": {3: 9.0}},
+    "thinking all": OPTIONS["all"]
+    | {"thinking_budget": 2, "thinking_message": "+-", "logit_bias": {3: 9.0}},
     "guided unforced": OPTIONS["temperature"] | {"guide": TOY, "guide_mode": "plain"},
 }
 # Token sequences of the bad words: one token, and two likely sequences.

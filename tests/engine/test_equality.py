@@ -179,6 +179,23 @@ def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
     assert total(got, "drafted") > 0
 
 
+@pytest.mark.parametrize("options", ["greedy", "temperature", "penalties", "recommended"])
+def test_choices_of_the_library_and_of_numpy(options: str) -> None:
+    """The library verifies whole trees; with the same options, NumPy chooses token by token."""
+    want = plain(FLOAT32, options)
+    engine = make_engine(tiny_decoder())
+    proposer = drafter("oracle", want).bind(engine.target)
+    got = [ask(prompt, params(options, i), proposer) for i, prompt in enumerate(PROMPTS)]
+    for request in got:
+        assert request.sampler.verifier is not None
+        request.sampler.verifier = None
+        request.sampler.kernels = None
+        request.sampler.stateless_sampler = None
+    run(engine, got)
+    assert_same(got, want)
+    assert total(got, "accepted") > 0
+
+
 def test_texts_of_plain_decoding_are_varied() -> None:
     """Outputs do not loop, differ between options and seeds, and have both finish reasons."""
     outputs = [request.output for options in CORE for request in plain(FLOAT32, options)]

@@ -1,6 +1,6 @@
 """Layers' outputs and projections in the target's KV cache: one row per token of the text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -8,8 +8,9 @@ import pytest
 from drafting.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS, step_until_ended, texts, total
 from oracle import DenseModel, to_array
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.base.errors import CacheFullError, OptionError
+from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import KVBudget
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import SavedFeature
@@ -18,9 +19,14 @@ from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.kernel_backend import KernelBackend
+from pronk.models.linear import Linear, WeightLayout
 from pronk.models.model_runner import ModelRunner
+from pronk.models.program import LinearOutput, Program
 from pronk.sampling.params import SamplingParams
-from tiny_models import make_engine, make_request, run_alone, tiny_decoder, tiny_module
+from pronk.sampling.tree import TokenTree
+from tiny_models import kernels, make_engine, make_request, run_alone, tiny_decoder, tiny_module
 
 
 class Part:
@@ -29,8 +35,20 @@ class Part:
     layers = (0, 2)
     width = 10
     identity = "part of the embedding and of layer 2"
+    only_logits_rows = False
+
+    def compile(self, program: Program, collected: Mapping[int, int]) -> None:
+        size = program.hidden
+        weight = np.zeros((self.width, 2 * size), FLOAT32)
+        for output in range(self.width):
+            weight[output, output if output < 4 else size + output - 4] = 1 if output < 4 else 2
+        linear = Linear(KernelBackend(kernels()), weight, None, WeightLayout(), None)
+        program.norm(None, collected=collected[0], part=(0, 2))
+        program.norm(None, part=(1, 2))
+        program.linear(linear, source="A", output=LinearOutput(feature=self))
 
     def compute(self, outputs: Sequence[Array]) -> Array:
+        """Return the values ``[rows, width]`` of the outputs of both layers."""
         embedding, output = outputs
         return np.concatenate((embedding[:, :4], 2 * output[:, :6]), axis=1)
 
@@ -41,6 +59,7 @@ PART = Part()
 def dense(module: DenseModel, tokens: Sequence[int], feature: SavedFeature) -> Array:
     """Return the outputs of a layer, or a projection, computed in one pass without a KV cache."""
     if not isinstance(feature, int):
+        assert isinstance(feature, Part)
         return feature.compute([dense(module, tokens, layer) for layer in feature.layers])
     if feature == 0:
         return to_array(module.embedding[list(tokens)].float())
@@ -101,6 +120,26 @@ def test_saved_features_equal_those_of_a_dense_pass(
     assert rows > 500
     assert total(requests, "accepted") > 10
     assert total(requests, "moved") > 0
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
+def test_features_do_not_change_the_bits_of_the_model(dtype: DType, weights: str) -> None:
+    """A feature's matrix of float32 leaves the model's activations in bfloat16."""
+    decoder = tiny_decoder(dtype, weights=weights)
+    prompt = PROMPTS[2]
+    logits = list[Array]()
+    for features in ((), (1, PART)):
+        engine = make_engine(decoder)
+        for feature in features:
+            engine.target.save_feature(feature, engine)
+        table = BlockTable()
+        engine.cache.prepare(table, len(prompt))
+        entry = BatchEntry(table, TokenTree.chain(prompt), range(len(prompt)))
+        logits.append(engine.target.runner.forward(ForwardBatch([entry])).logits[0][:])
+    table.length = len(prompt)
+    assert engine.cache.read_feature(PART, table, 0, len(prompt)).any()
+    np.testing.assert_array_equal(*logits)
 
 
 def test_samples_share_the_saved_features_of_their_prompt() -> None:

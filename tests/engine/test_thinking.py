@@ -63,6 +63,21 @@ def test_plain_decoding_ends_thoughts_at_the_budget() -> None:
     assert forced > 12
 
 
+def test_a_message_precedes_the_forced_end_of_thoughts() -> None:
+    """The case "thinking all" of the equality tests has a message, so that it is in all of them."""
+    message = [*map(ord, params("thinking all", 0).thinking_message)]
+    assert message
+    num_messages = 0
+    for request in plain(FLOAT32, "thinking all"):
+        output = [*request.output]
+        for at in range(len(output)):
+            if output[at : at + len(message)] == message:
+                num_messages += 1
+                end = output[at + len(message) :][: len(END)]
+                assert end == END[: len(end)]
+    assert num_messages > 4
+
+
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_other_rules_keep_the_budget(rule: str) -> None:
     engine = make_engine(tiny_decoder())

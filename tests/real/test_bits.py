@@ -1,19 +1,37 @@
-"""Real quantized models have equal logits on every instruction set of the processor."""
+"""Real quantized models have the published outputs, and equal ones on every instruction set."""
 
 from pathlib import Path
 
 import pytest
 
 from kernels.test_products import same
+from pronk import LLM
 from pronk.base.arrays import FLOAT32, INT8, DType
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.kernels.library import candidates
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.resolve import resolve_model
+from pronk.reproducibility import current, digests, model_hash, published_digests
 from pronk.text.tokenizer import Tokenizer
 from real.questions import QUESTIONS
 from tiny_models import text_logits
+
+# "portable" may compute fused multiply-adds in software, which takes minutes.
+INSTRUCTION_SETS = [each.name for each in candidates(bits="portable") if each.name != "portable"]
+WIDEST_AND_NARROWEST = sorted({*INSTRUCTION_SETS[:1], *INSTRUCTION_SETS[-1:]}) or ["portable"]
+
+
+@pytest.mark.parametrize("kernels", WIDEST_AND_NARROWEST)
+def test_published_digests(name: str, kernels: str) -> None:
+    expected = current(published_digests(model_hash(resolve_model(name))))
+    if not expected:
+        pytest.skip(f"{name} is another file than the published one; pronk verify --published")
+    llm = LLM(name, kernels=kernels, bits="portable", calibration=False)
+    try:
+        assert digests(llm) == expected
+    finally:
+        llm.close()
 
 
 @pytest.mark.slow

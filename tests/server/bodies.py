@@ -79,6 +79,7 @@ EXTRA: dict[str, Sequence[Any]] = {
     "think": (True, False, "high"),
     "enable_thinking": (True, False),
     "thinking_budget": (-1, 0, 5),
+    "thinking_message": ("", "Enough."),
     "verbosity": ("low", "high"),
     "store": (True, False),
     "metadata": ({}, {"a": "b"}, {"a": {"b": [1]}}),

@@ -75,7 +75,6 @@ def test_unknown_paths_get_a_hint(client: httpx.Client, path: str, near: str | N
         ("/completion", "/v1/completions"),
         ("/embedding", "/v1/embeddings"),
         ("/apply-template", "/tokenize"),
-        ("/infill", None),
         ("/embed", "/v1/embeddings"),
         ("/v1/score", None),
         ("/classify", None),

@@ -16,8 +16,9 @@ from pronk.text.chat.system_messages import (
     place_system_messages,
 )
 from pronk.text.tokenizer import Tokenizer
+from server.replies import answer_of
 from server.serving import Running, running
-from server.tool_models import tool_model
+from server.tool_models import FEW_LAYERS, tool_model
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -213,6 +214,100 @@ def test_thoughts_are_closed_before_a_begun_answer(opened: Running) -> None:
         assert kinds == ["text"]
         plain = client.post(MESSAGES, json={**body, "messages": BEGUN[:1]}).json()
         assert plain["content"][0]["type"] == "thinking"
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Server of a model that begins its thoughts itself."""
+    with running(tool_model(tmp_path_factory.mktemp("thinking"), "qwen3", FEW_LAYERS)) as made:
+        yield made
+
+
+def begun_with_thoughts(route: str) -> dict[str, Any]:
+    """Return a request whose last message has thoughts and the beginning of the text."""
+    if route == MESSAGES:
+        blocks = [{"type": "thinking", "thinking": "Why?"}, {"type": "text", "text": "As"}]
+        talk = [BEGUN[0], {"role": "assistant", "content": blocks}]
+        return {"messages": talk, "max_tokens": 8, "thinking": {"type": "enabled"}}
+    if route == RESPONSES:
+        thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Why?"}]}
+        items = [BEGUN[0], thoughts, say("assistant", "As")]
+        return {"input": items, "max_output_tokens": 8, "continue_final_message": True}
+    last = {"role": "assistant", "reasoning_content": "Why?", "content": "As", "prefix": True}
+    return {"messages": [BEGUN[0], last], "max_tokens": 8}
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("server", ["thinking", "opened"])
+def test_thoughts_of_a_begun_answer_are_read_before_its_text(
+    server: str, route: str, request: pytest.FixtureRequest
+) -> None:
+    served: Running = request.getfixturevalue(server)
+    llm = served.llm
+    prompt = llm.tokenizer.chat(BEGUN[:1], options={"enable_thinking": True})
+    is_opened = prompt.endswith("<think>\n")
+    assert is_opened == (server == "opened")
+    begin = "" if is_opened else "<think>\n"
+    ids = llm.tokenizer.encode(f"{prompt}{begin}Why?\n</think>\n\nAs", add_special_tokens=False)
+    want = llm.generate(ids, SamplingParams(max_tokens=8)).text
+    with served.client() as client:
+        reply = client.post(route, json={**begun_with_thoughts(route), "temperature": 0})
+    assert reply.status_code == 200, reply.text
+    assert len(ids) == num_prompt(reply.json()["usage"])
+    (answer,) = answer_of(route, reply, stream=False)
+    content = answer["content"]
+    text = content if isinstance(content, str) else content[0]["text"]
+    assert text == want != ""
+
+
+def num_prompt(usage: dict[str, Any]) -> int:
+    """Return the number of tokens of a prompt, in the counts of any API."""
+    if "prompt_tokens" in usage:
+        return int(usage["prompt_tokens"])
+    return int(usage["input_tokens"] + usage.get("cache_read_input_tokens", 0))
+
+
+def test_thoughts_that_the_model_cannot_have_are_reported(
+    thinking: Running, client: httpx.Client
+) -> None:
+    body = begun_with_thoughts(CHAT)
+    closed = {**body, "chat_template_kwargs": {"enable_thinking": False}}
+    with thinking.client() as other:
+        reports = [client.post(CHAT, json=body), other.post(CHAT, json=closed)]
+    for reply in reports:
+        assert reply.status_code == 200, reply.text
+        assert "messages (thoughts of the last message)" in reply.headers["X-Pronk-Ignored"]
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        (
+            {"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]},
+            "messages: expected a last message without tool calls to continue, found one",
+        ),
+        (
+            {"reasoning_content": "Why?"},
+            "messages: expected a text after the thoughts of the last message to continue",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_continued_is_refused_in_one_line(
+    client: httpx.Client, last: dict[str, Any], message: str
+) -> None:
+    talk = [BEGUN[0], {"role": "assistant", "content": "", **last, "prefix": True}]
+    reply = client.post(CHAT, json={"messages": talk})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(message)
+
+
+def test_a_response_is_continued_only_if_there_is_one(client: httpx.Client) -> None:
+    for items in ("Hi", [say("user")]):
+        body = {"input": items, "continue_final_message": True}
+        error = client.post(RESPONSES, json=body).json()["error"]
+        assert error["param"] == "input"
+        assert "expected a last message of the role 'assistant'" in error["message"]
 
 
 def test_counts_are_those_of_the_answer(served: Running, client: httpx.Client) -> None:

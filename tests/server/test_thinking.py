@@ -166,6 +166,23 @@ def test_budgets_give_the_same_answer_with_every_drafter(
         assert usage.model_extra["drafted"] > 0
 
 
+def test_a_message_closes_thoughts_that_have_used_up_the_budget(
+    thinking: Running, api: openai.OpenAI
+) -> None:
+    """The name of a special token in the message stays text, and drafts change nothing."""
+    asked = options(thinking, 60)
+    message = " Enough <|end|>."
+    answers = list[Any]()
+    for drafter in ("autoregressive", "recycling"):
+        for more in ({}, {"reasoning_budget_message": message}):
+            asked["extra_body"] = {"thinking_budget": 9, "drafter": drafter, **more}
+            answers.append(whole(api.chat.completions.create(messages=ASK, **asked))[0])
+    without, with_message = answers[:2]
+    assert answers[2:] == [without, with_message]
+    assert with_message["thoughts"] == without["thoughts"] + message
+    assert with_message["text"]
+
+
 def test_a_budget_of_zero_leaves_no_thoughts(thinking: Running, api: openai.OpenAI) -> None:
     asked = options(thinking, 30)
     asked["extra_body"] = {"thinking_budget": 0}

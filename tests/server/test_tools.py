@@ -500,7 +500,9 @@ def test_finish_reason_and_content_of_stopped_calls() -> None:
 
     def read(text: str, *, free: bool) -> tuple[list[tuple[str, str]], bool]:
         done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())
-        made = AnswerParser(AnswerFormat(tokenizer).reader(["add"], opened=False), allows_text=free)
+        made = AnswerParser(
+            AnswerFormat(tokenizer).reader({"add": "{}"}, opened=False), allows_text=free
+        )
         made.parse([Piece(1, text, completion=done)])
         return [(block.kind, block.content) for block in made.blocks], made.ends_with_call(done)
 

@@ -112,6 +112,9 @@ def test_prompt_that_ends_inside_a_character(
     assert stream(tokenizer, smile[3:], smile[:3]) == ["", "🙂", ""]
     assert stream(tokenizer, spell("!", byte_ids), smile[:3]) == ["!", ""]
     assert stream(tokenizer, [], smile[:3]) == [""]
+    # the last five tokens of the prompt begin inside a character
+    two = spell("a🙂🙂", byte_ids)
+    assert stream(tokenizer, two[-1:], two[:-1]) == ["🙂", ""]
 
 
 def test_replacement_character_in_the_text(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:

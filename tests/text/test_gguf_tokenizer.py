@@ -745,7 +745,8 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert loaded.chat(messages, tools=tools) == "tool_use, hi"
 
 
-NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+NAMES_OF_PARTS = [f"fim_{part}" for part in ("pre", "suf", "mid", "pad", "rep", "sep")]
+NAMES_OF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", *NAMES_OF_PARTS)
 
 
 @pytest.mark.parametrize("name", NAMES_OF_IDS)
@@ -789,9 +790,6 @@ def test_unused_ids_do_not_matter(tmp_path: Path) -> None:
             "cls",
             "mask",
             "image",
-            "fim_pre",
-            "fim_suf",
-            "fim_mid",
         ):
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", 99)
 

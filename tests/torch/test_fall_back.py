@@ -4,6 +4,7 @@ line.
 
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,7 @@ def test_torch_computes_without_a_library(
     path = tmp_path / "lost.so"
     if damaged:
         path.write_text("not a library")
-    monkeypatch.setattr(
-        "pronk.models.choice.load_kernels", lambda choice: load_kernels(choice, path)
-    )
+    monkeypatch.setattr("pronk.models.choice.load_kernels", partial(load_kernels, path=path))
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
 
 
@@ -60,10 +59,8 @@ def test_missing_torch_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "pronk.models.choice.load_kernels",
-        lambda choice: load_kernels(choice, tmp_path / "lost.so"),
-    )
+    lost = partial(load_kernels, path=tmp_path / "lost.so")
+    monkeypatch.setattr("pronk.models.choice.load_kernels", lost)
     for name in [name for name in sys.modules if name.startswith("pronk.torch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)

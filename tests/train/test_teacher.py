@@ -60,7 +60,7 @@ def test_distributions_are_computed_with_plain_weights(
 def test_distributions_do_not_depend_on_the_engine(
     teacher: Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(_: str) -> None:
+    def none(_: str, *, bits: str) -> None:
         raise KernelsError("found no kernels")
 
     monkeypatch.setattr("pronk.models.choice.load_kernels", none)

@@ -46,6 +46,7 @@ FIELD_PLACES = {
     "structured_outputs": "`structured_outputs`",
     "embeddings": "`/v1/embeddings`",
     "moderations": "`/v1/moderations`",
+    "infill": "`/infill`",
     "tokenize": "`/tokenize`",
 }
 

@@ -17,8 +17,8 @@ copies, moves, caches or drops a token's keys therefore does the same with its f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -49,24 +49,34 @@ _ROW, _VALUE, _KEY = range(3)
 class Feature(Protocol):
     """A function of several layers' outputs at one token; the cache saves its value for drafters.
 
+    The model's own forward pass computes it (:meth:`compile`).
+
     Attributes:
         layers: the layers, from 1; 0 is the embedding.
         width: number of elements of a value.
+        only_logits_rows: whether drafters read the values of those rows only whose logits a forward
+            pass returns; the others may have none. Such a feature has one layer.
     """
 
     layers: tuple[int, ...]
     width: int
+    only_logits_rows: bool
 
     @property
     def identity(self) -> str:
         """Digest of everything besides the model that the function's values depend on."""
         ...
 
-    def compute(self, outputs: Sequence[Array]) -> Array:
-        """Return the values ``[rows, width]`` of several tokens.
+    def compile(self, program: Any, collected: Mapping[int, int]) -> None:
+        """Append the operations that compute the values of all rows, and save them in the cache.
+
+        They follow the last of ``layers``, whose output is in the residual stream. They may change
+        the buffer ``A``, but not the stream.
 
         Args:
-            outputs: for each layer of ``layers``, its output ``[rows, hidden]``.
+            program: a :class:`~pronk.models.program.Program`.
+            collected: for each of the other layers, the number of its output in ``collected`` of
+                ``Program.run``.
         """
 
 
@@ -209,8 +219,7 @@ class PagedCache:
     def computed_features(self) -> list[Feature]:
         """Saved features that are functions of several layers' outputs.
 
-        Each forward pass evaluates the functions for its tokens and saves the results; outputs of
-        single layers are saved by the layers' program.
+        The outputs of single layers are saved, too.
         """
         return [feature for feature in self.features if not isinstance(feature, int)]
 
@@ -324,17 +333,23 @@ class PagedCache:
         self, block_table: BlockTable, start: int, stop: int
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the slots of tokens ``start .. stop - 1``; any number for one without a block."""
+        first = self._first_slot(block_table, start, stop)
+        if first is not None:
+            return np.arange(first, first + stop - start, dtype=np.int64)
         tokens = np.arange(start, stop, dtype=np.int64)
-        if block_table.first_block is not None:
-            base = block_table.first_block * self.block_size
-            if base + start >= 0 and base + stop <= self.num_slots:
-                return tokens + base
         blocks = np.asarray(block_table.blocks, dtype=np.int64)
         index = tokens // self.block_size - block_table.num_released
         in_table = (index >= 0) & (index < len(blocks))
         token_blocks = blocks[np.where(in_table, index, 0)]
         slots = token_blocks * self.block_size + tokens % self.block_size
         return np.where(in_table, slots, 0)
+
+    def _first_slot(self, block_table: BlockTable, start: int, stop: int) -> int | None:
+        """Return the slot of token ``start`` if those up to ``stop - 1`` follow; else ``None``."""
+        if block_table.first_block is None:
+            return None
+        first = block_table.first_block * self.block_size + start
+        return first if first >= 0 and first + stop - start <= self.num_slots else None
 
     def read_feature(
         self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
@@ -344,13 +359,13 @@ class PagedCache:
         The tokens must have blocks, and must have been computed after :meth:`save_feature`.
 
         Returns:
-            An array ``[stop - start, width]`` of the model's data type.
+            A new array ``[stop - start, width]`` of the model's data type.
         """
-        return self.features[feature][0, self.slots(block_table, start, stop)]
-
-    def write_feature(self, feature: Feature, slots: NDArray[np.int64], values: Array) -> None:
-        """Store the values ``[rows, width]`` of a feature in the slots ``[rows]``."""
-        self.features[feature][0, slots] = values
+        pool = self.features[feature][0]
+        first = self._first_slot(block_table, start, stop)
+        if first is not None:
+            return pool[first : first + stop - start].copy()
+        return pool[self.slots(block_table, start, stop)]
 
     def commit_slots(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
         """Commit draft tokens: token ``length + offsets[i]`` becomes token ``length + i``.
@@ -359,11 +374,11 @@ class PagedCache:
         """
         if self.states is not None:
             self.states.commit(block_table, offsets)
-        moved_from = [offset for index, offset in enumerate(offsets) if offset != index]
         moved_to = [index for index, offset in enumerate(offsets) if offset != index]
-        if moved_from:
+        if moved_to:
             length = block_table.length
             slots = self.slots(block_table, length, length + max(offsets) + 1)
+            moved_from = [offsets[index] for index in moved_to]
             self.move(slots[moved_from], slots[moved_to])
         block_table.length += len(offsets)
 

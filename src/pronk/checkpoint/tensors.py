@@ -111,6 +111,10 @@ class Checkpoint:
         """Return the size of a tensor in the file, in bytes."""
         return self._entries[name].size
 
+    def type(self, name: str) -> str:
+        """Return the type of a tensor, such as ``BF16`` or ``I32``."""
+        return self._entries[name].dtype
+
     def check_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> None:
         """Raise a CheckpointError if the dtype of a tensor is not in ``dtypes``.
 

@@ -8,6 +8,7 @@ characters in generated text.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -116,6 +117,14 @@ class TerminalOutput:
             self._out.width = _UNLIMITED
         self._out.print(part, soft_wrap=False)
 
+    def wrap(self, text: str, indent: int) -> list[str]:
+        """Return the lines of a text that is wrapped to the terminal's width.
+
+        Further lines are indented by ``indent`` spaces. Without a terminal, there is one line.
+        """
+        width = self._out.width if self.interactive else _UNLIMITED
+        return textwrap.wrap(text, width, subsequent_indent=" " * indent)
+
     def figures(self, text: str) -> None:
         """Print a line of statistics if statistics are on."""
         if self._stats:
@@ -171,6 +180,7 @@ def prepare(
     request: Callable[[], SamplingParams],
     screen: TerminalOutput,
     prompt: str | None = None,
+    suffix: str | None = None,
 ) -> tuple[LLM, SamplingParams]:
     """Build the sampling parameters of a command, then load the model with a progress bar.
 
@@ -182,10 +192,11 @@ def prepare(
         request: function that builds the sampling parameters from the user's options.
         screen: output of the command.
         prompt: prompt of the command, if it has one.
+        suffix: text after the place to fill, if the command fills in the middle.
     """
     with screen.loading() as progress:
         params = request()
-        llm = load(progress, check=lambda factory: factory.check(prompt, params))
+        llm = load(progress, check=lambda factory: factory.check(prompt, params, suffix))
         return llm, params
 
 

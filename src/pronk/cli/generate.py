@@ -25,10 +25,18 @@ _COLOR_DRAFTS = option("Colour the accepted draft tokens.", metavar="")
 
 @shares(read=read_prompt, load=model_options, request=sampling_params)
 def generate(
-    load: Callable[[Progress | None], "LLM"],
+    load: "partial[LLM]",
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
+    suffix: Annotated[
+        str | None,
+        option(
+            "Fill in the text between the prompt and this text, with a model for code.",
+            metavar="TEXT",
+            show_default=False,
+        ),
+    ] = None,
     echo: Annotated[
         bool, option("Print the prompt before the text.", "--echo", metavar="")
     ] = False,
@@ -40,6 +48,10 @@ def generate(
         _stats(help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens."),
     ] = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = False,
+    cite: Annotated[
+        bool,
+        option("Print what another needs to repeat the text, besides the prompt.", metavar=""),
+    ] = False,
 ) -> None:
     r"""Generate text that continues a prompt.
 
@@ -49,14 +61,24 @@ def generate(
 
     pronk generate --prompt-file main.py --temperature 0.8 --seed 7 --stop $'\n\n'
 
+    pronk generate "Once" --temperature 0.8 --cite
+
     git diff | pronk generate - --model ./checkpoint --json
+
+    pronk generate "def add(a, b):" --suffix "print(add(1, 2))" --model ./coder.gguf
     """
     from pronk.cli.console import TerminalOutput, prepare
+    from pronk.reproducibility import citation
+    from pronk.sampling.noise import random_seed
 
     screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     text = read()
-    llm, params = prepare(load, request, screen, text)
-    prompt = llm.request_factory.encode_prompt(text)
+    llm, params = prepare(load, request, screen, text, suffix)
+    if suffix is None:
+        prompt = llm.request_factory.encode_prompt(text)
+    else:
+        prompt = llm.request_factory.encode_infill(text, suffix)
+        params = llm.request_factory.end_infill(params)
     adapter = only_adapter(llm.adapters)
     if len(prompt) + params.max_tokens > llm.config.context:
         room = llm.config.context - len(prompt)
@@ -64,16 +86,20 @@ def generate(
             f"max_tokens: {room} instead of {params.max_tokens}, the rest of the model's context"
         )
         params = replace(params, max_tokens=room, min_tokens=min(room, params.min_tokens))
+    if cite and params.seed is None and not params.greedy:
+        params = replace(params, seed=random_seed())
     with interruptible("interrupted"):
         if as_json:
             completion = llm.generate(prompt, params, adapter=adapter)
             typer.echo(json.dumps(completion.to_dict(), ensure_ascii=False))
-            return
-        if echo:
-            screen.echo(text)
-        _show_samples(llm.stream(prompt, params, adapter=adapter), params, screen, llm.kernels)
-        if screen.color_drafts and screen.interactive:
-            screen.legend()
+        else:
+            if echo:
+                screen.echo(text)
+            _show_samples(llm.stream(prompt, params, adapter=adapter), params, screen, llm.kernels)
+            if screen.color_drafts and screen.interactive:
+                screen.legend()
+        if cite:
+            screen.say(citation(llm, params, load.keywords, adapter))
 
 
 @shares(

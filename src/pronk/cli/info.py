@@ -1,22 +1,32 @@
-"""``pronk info``: what the header of a model says about it, without reading its weights."""
+"""``pronk info``: what the headers of a model say about it, without reading its weights."""
 
 import json
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pronk.base.errors import PromptError, TokenizerError
-from pronk.base.quantities import size_texts
+from pronk.base.quantities import count_text, size_texts
 from pronk.cli.panels import option
 
 if TYPE_CHECKING:
+    from pronk.checkpoint.config import ModelConfig
     from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
+    from pronk.checkpoint.tensors import AnyCheckpoint
     from pronk.text.tokenizer import Tokenizer
+
+_LABEL_WIDTH = 13  # characters before the values
 
 
 def info(
-    path: Annotated[str, typer.Argument(help="GGUF file, or a name of one", show_default=False)],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="Folder, GGUF file, or a name of a model on this machine", show_default=False
+        ),
+    ],
     *,
     context: Annotated[
         int | None,
@@ -24,91 +34,171 @@ def info(
     ] = None,
     as_json: Annotated[bool, option("Print one JSON document.", "--json", metavar="")] = False,
 ) -> None:
-    """Describe a GGUF model: family, sizes, quantization, chat template, memory.
+    """Describe a model: family, sizes, quantization, memory, chat template, drafters.
 
-    Only the headers of its files are read.
+    Only the headers of its files are read, and nothing is downloaded.
 
     [bold]Examples[/]
 
     pronk info smollm2
+
+    pronk info Qwen/Qwen3-4B-GGUF:Q4_K_M --context 8192
     """
-    from pronk.base.errors import refuse
-    from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
+    from rich.text import Text
+
+    from pronk.cli.console import TerminalOutput
     from pronk.models.resolve import resolve_model
 
-    file = resolve_model(path)
-    if not is_gguf(file):
-        refuse(file, "expected a GGUF file, found a model folder; pronk info reads GGUF files only")
-    facts = _facts(GgufCheckpoint(file), context)
+    facts = _facts(resolve_model(path, may_download=False), context)
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            for kind, part in value.items():
-                typer.echo(
-                    f"  {kind:14}{part['tensors']:6} tensors  {size_texts(part['bytes'])[0]}"
-                )
-        elif name.endswith("bytes"):
-            label = name.replace("_", " ").removesuffix(" bytes")
-            typer.echo(f"{label:16}{size_texts(value)[0]}")
-        elif value is not None:
-            typer.echo(f"{name.replace('_', ' '):16}{value}")
+    screen = TerminalOutput()
+    for label, value in _lines(facts):
+        for line in screen.wrap(f"{label:{_LABEL_WIDTH}}{value}", _LABEL_WIDTH):
+            screen.result(Text(line), one_line_rows=True)
 
 
-def _facts(checkpoint: "GgufCheckpoint", context: int | None) -> dict[str, Any]:
+def _facts(path: Path, context: int | None) -> dict[str, Any]:
     """Return the facts about a model by name; a name that ends in ``bytes`` is a size in bytes."""
     from pronk.base.arrays import FLOAT32
     from pronk.cache.layout import kv_bytes_per_token, state_bytes
     from pronk.cache.states import state_size
+    from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
+    from pronk.checkpoint.hub.cache import model_label
+    from pronk.checkpoint.tensors import Checkpoint
     from pronk.models.loader import parse_dtype, read_config
+    from pronk.models.tensor_groups import OTHER
     from pronk.text.chat.dialects import REASONING_FORMATS
     from pronk.text.tokenizer import Tokenizer
 
-    header = checkpoint.header
-    config = read_config(checkpoint.folder, checkpoint, context)
+    opened = GgufCheckpoint(path) if is_gguf(path) else None
+    config = read_config(path, opened, context)
+    checkpoint = opened or Checkpoint(path)
     dtype = parse_dtype("auto", config)
-    kinds: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
-    for name in checkpoint:
-        kind = kinds[checkpoint.type(name)]
-        kind["tensors"] += 1
-        kind["bytes"] += checkpoint.nbytes(name)
-    weights = sum(kind["bytes"] for kind in kinds.values())
+    weights = _weights(checkpoint, config)
+    used = sum(row["bytes"] for row in weights if row["part"] != OTHER)
     states = 0
     if config.recurrent is not None:
         per_layer = state_size(config.recurrent) * FLOAT32.itemsize
         states = sum(config.recurrent.layers) * per_layer
     per_token = kv_bytes_per_token(config, dtype) + state_bytes(config, dtype)
-    tokenizer = Tokenizer.load(checkpoint.folder, opened=checkpoint)
-    template = tokenizer.chat_template or ""
+    templates = Tokenizer.load_templates(path, opened)
+    template = templates.chat_template or ""
     thoughts = next((each for each in REASONING_FORMATS if each.template in template), None)
-    heads = header.get(f"{header.get('general.architecture')}.nextn_predict_layers") or 0
     return {
-        "name": header.get("general.name"),
+        "name": config.name or model_label(path),
+        "path": str(path),
+        "format": "safetensors" if opened is None else "GGUF",
         "family": config.family,
-        "license": header.get("general.license"),
+        "license": _license(path, opened),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "vocabulary": config.vocab_size,
         "context": config.context,
-        "weights_bytes": weights,
-        "kinds": dict(sorted(kinds.items())),
+        "weights_bytes": sum(row["bytes"] for row in weights),
+        "weights": weights,
+        "tied_output": config.tied,
         "kv_cache_bytes": per_token * config.context,
         "request_state_bytes": states,
-        "memory_bytes": weights + per_token * config.context + states,
-        "tool_calls": _tool_dialect(tokenizer),
+        "memory_bytes": used + per_token * config.context + states,
+        "tool_calls": _tool_dialect(templates),
         "thoughts": thoughts.name if thoughts else "no known format",
-        "mtp_heads": heads,
+        "drafters": _drafters(path, config),
     }
 
 
-def _tool_dialect(tokenizer: "Tokenizer") -> str:
+def _weights(checkpoint: "AnyCheckpoint", config: "ModelConfig") -> list[dict[str, Any]]:
+    """Return number and bytes of the tensors of each group and type, in the order of the model."""
+    from pronk.models.tensor_groups import GROUPS, tensor_groups
+
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
+    for name, group in tensor_groups(checkpoint, config):
+        key = (group, checkpoint.type(name))
+        counts[key] += 1
+        sizes[key] += checkpoint.nbytes(name)
+    keys = sorted(sizes, key=lambda key: (GROUPS.index(key[0]), -sizes[key]))
+    return [
+        {"part": group, "type": kind, "tensors": counts[group, kind], "bytes": sizes[group, kind]}
+        for group, kind in keys
+    ]
+
+
+def _license(path: Path, opened: "GgufCheckpoint | None") -> str | None:
+    """Return the license that a GGUF file or the table of short names states."""
+    from pronk.checkpoint.hub.cache import model_label
+    from pronk.checkpoint.hub.names import known_models
+
+    stated = None if opened is None else opened.header.get("general.license")
+    if isinstance(stated, str):
+        return stated
+    known = known_models().get(model_label(path))
+    return None if known is None else known.license
+
+
+def _tool_dialect(templates: "Tokenizer") -> str:
     """Return the name of the format of tool calls, or why there is none."""
     from pronk.text.chat.dialects import find_tool_dialect
 
     try:
-        return find_tool_dialect(tokenizer).name
+        return find_tool_dialect(templates).name
     except TokenizerError:
         return "no chat template"
     except PromptError:
         return "no known format"
+
+
+def _drafters(path: Path, config: "ModelConfig") -> list[dict[str, str]]:
+    """Return the trained drafters and draft models that fit a model, with their places.
+
+    They are those that come with the model or with pronk, and those that the table of measured
+    pairs lists, which may have to be downloaded.
+    """
+    from pronk.drafting.combined.auto import find_heads
+    from pronk.models.resolve import find_pairs
+
+    heads = find_heads(path, config).items()
+    found = [{"drafter": drafter.name, "source": str(head)} for drafter, head in heads]
+    pairs = find_pairs(path, config)
+    return found + [{"drafter": pair.drafter, "source": pair.source} for pair in pairs]
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts as pairs of a label and a text, in the order in which they are shown."""
+    weights = defaultdict[str, list[str]](list)
+    for row in facts["weights"]:
+        weights[row["part"]].append(f"{row['type']} {size_texts(row['bytes'])[0]}")
+    if facts["tied_output"]:
+        weights["output"] = ["the embedding"]
+    lines = [
+        ("name", facts["name"]),
+        ("format", facts["format"]),
+        ("family", facts["family"]),
+        ("license", facts["license"] or "not stated"),
+        ("layers", str(facts["layers"])),
+        ("hidden size", str(facts["hidden_size"])),
+        ("vocabulary", count_text(facts["vocabulary"], "token")),
+        ("context", count_text(facts["context"], "token")),
+        ("weights", size_texts(facts["weights_bytes"])[0]),
+        *((f"  {part}", ", ".join(types)) for part, types in weights.items()),
+        ("KV cache", f"{size_texts(facts['kv_cache_bytes'])[0]} for the context"),
+    ]
+    if facts["request_state_bytes"]:
+        lines.append(("states", f"{size_texts(facts['request_state_bytes'])[0]} for each request"))
+    lines += [
+        ("memory", f"{size_texts(facts['memory_bytes'])[0]} for one request of the whole context"),
+        ("tool calls", facts["tool_calls"]),
+        ("thoughts", facts["thoughts"]),
+    ]
+    drafters = [f"{each['drafter']}: {_source_label(each['source'])}" for each in facts["drafters"]]
+    lines += [("drafters", text) for text in drafters or ["none trained for this model"]]
+    return lines
+
+
+def _source_label(source: str) -> str:
+    """Return the name on the Hub of a drafter, or the name of its folder or file."""
+    from pronk.checkpoint.hub.cache import model_label
+
+    path = Path(source)
+    return model_label(path) if path.exists() else source

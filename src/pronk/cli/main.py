@@ -38,7 +38,7 @@ _COMMANDS = {
     ),
     "info": Command(
         "pronk.cli.info:info",
-        "Describe a GGUF model: family, sizes, quantization, chat template, memory.",
+        "Describe a model: family, sizes, quantization, memory, chat template, drafters.",
     ),
     "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
 }

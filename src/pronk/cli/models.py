@@ -1,6 +1,7 @@
 """``pronk pull``, ``pronk list`` and ``pronk rm``: the models on this machine."""
 
 import json
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,7 +124,8 @@ def _known_rows() -> "list[dict[str, str]]":
             {
                 "name": known.name,
                 "parameters": known.parameters,
-                "weights": model.quantization or model.file.split(".")[-2],
+                "weights": _quantization(model),
+                "size": size_texts(known.num_bytes)[0] if known.num_bytes else "",
                 "license": known.license,
                 "here": "yes" if find_cached(model) else "",
                 "source": str(model),
@@ -131,6 +133,11 @@ def _known_rows() -> "list[dict[str, str]]":
             }
         )
     return rows
+
+
+def _quantization(model: "HubModel") -> str:
+    """Return the quantization that a model's name on the Hub states, such as ``Q4_K_M``."""
+    return model.quantization or re.split(r"[.-]", model.file)[-2]
 
 
 def _cached_rows() -> "list[dict[str, str]]":
@@ -175,7 +182,9 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
 
 
 def remove(name: Annotated[str, _NAME]) -> None:
-    """Remove a model from this machine, and its packed weights (--weight-cache on).
+    """Remove a model from this machine.
+
+    Its packed weights (--weight-cache on) are removed, too.
 
     [bold]Examples[/]
 

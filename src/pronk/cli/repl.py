@@ -188,7 +188,7 @@ class ChatSession:
             messages = [*self._system_message, *conversation]
             options = self._template_options
             answers = self._llm.request_factory.answer_format
-            reader = answers.reader((), opened=answers.opened_by(self._chat_ids(conversation)))
+            reader = answers.reader({}, opened=answers.opened_by(self._chat_ids(conversation)))
             for piece in self._llm.stream_chat(
                 messages, self._params, adapter=self._adapter, template_options=options
             ):

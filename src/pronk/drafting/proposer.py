@@ -24,6 +24,7 @@ from pronk.base.arrays import Array
 from pronk.base.errors import OptionError, PronkError, describe_error
 from pronk.base.options import check_options
 from pronk.cache.blocks import BlockTable
+from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.acceptance_stats import RequestAcceptance
 from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.planner import EVERYTHING, DraftPlan
@@ -249,10 +250,21 @@ class Drafter(ABC):
                 cannot be loaded.
         """
 
-    def find_default(self, target: Target) -> Path | None:  # noqa: ARG002 - for overrides
-        """Return the file or folder of this drafter that comes with the target.
+    def find_default(
+        self,
+        folder: Path | None,  # noqa: ARG002 - for overrides
+        config: ModelConfig,  # noqa: ARG002 - for overrides
+    ) -> Path | None:
+        """Return the file or folder of this drafter that comes with a target model.
 
-        ``None`` if there is none. The drafter ``auto`` uses these files.
+        The drafter ``auto`` uses these files, and ``pronk info`` lists them.
+
+        Args:
+            folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
+            config: config of the target.
+
+        Returns:
+            The file or folder; ``None`` if there is none.
         """
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -27,6 +28,7 @@ from pronk.text.chat.answers import AnswerCalls, AnswerFormat, RepeatedCalls
 from pronk.text.chat.branches import ChatPrompt
 from pronk.text.chat.messages import Messages, TemplateOptions, Tools
 from pronk.text.guarded import TimeLimit, shared_time
+from pronk.text.infill import ContextFile, InfillFormat
 from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
 
@@ -67,6 +69,30 @@ class RequestFactory:
     def answer_format(self) -> AnswerFormat:
         """Format of the model's thoughts and tool calls."""
         return AnswerFormat(self.tokenizer)
+
+    @cached_property
+    def infill_format(self) -> InfillFormat:
+        """Form of the model's prompts for filling in the middle.
+
+        Raises ``OptionError`` if the model has no tokens for them.
+        """
+        return InfillFormat.of(self.tokenizer)
+
+    def encode_infill(
+        self, prefix: str | Sequence[int], suffix: str, context: Iterable[ContextFile] = ()
+    ) -> list[int]:
+        """Return the token ids of a prompt for the text between ``prefix`` and ``suffix``.
+
+        The ids are checked as by :meth:`encode_prompt`. Arguments and further errors are those of
+        :meth:`~pronk.text.infill.InfillFormat.encode` and :attr:`infill_format`.
+        """
+        with shared_time():
+            return self.encode_prompt(self.infill_format.encode(prefix, suffix, context))
+
+    def end_infill(self, params: SamplingParams) -> SamplingParams:
+        """Return sampling parameters whose text also ends at the tokens of another part or file."""
+        stop_ids = dict.fromkeys([*params.stop_token_ids, *self.infill_format.stop_ids])
+        return replace(params, stop_token_ids=tuple(stop_ids))
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt; raise PromptError if it is empty or has unknown ids.
@@ -146,12 +172,15 @@ class RequestFactory:
         prompt = self.encode_chat(messages, trusted=False, options=self.relevance.options)
         return prompt.token_ids
 
-    def check(self, prompt: str | None, params: SamplingParams) -> None:
+    def check(self, prompt: str | None, params: SamplingParams, suffix: str | None = None) -> None:
         """Check a request before the weights are loaded: its prompt, token ids and guide.
 
-        Raises the errors of :meth:`create_request`. A ``prompt`` of ``None`` is not checked.
+        Raises the errors of :meth:`create_request`. A ``prompt`` of ``None`` is not checked. With a
+        ``suffix``, the request is for the text between ``prompt`` and ``suffix``.
         """
-        if prompt is not None:
+        if prompt is not None and suffix is not None:
+            self.encode_infill(prompt, suffix)
+        elif prompt is not None:
             self.encode_prompt(prompt)
         self._check_ids(params)
         if params.guide is not None:
@@ -243,7 +272,9 @@ class RequestFactory:
         """End the text of each new request at the first tool call that repeats an earlier one."""
         for request in requests:
             opened = self.answer_format.opened_by(request.prompt)
-            reader = self.answer_format.reader(calls.names, opened=opened, has_form=calls.has_form)
+            reader = self.answer_format.reader(
+                calls.schemas, opened=opened, has_form=calls.has_form
+            )
             request.result.calls = RepeatedCalls(reader)
 
     def encode_continuations(
@@ -310,7 +341,9 @@ class RequestFactory:
         if params.thinking_budget is not None:
             markers = self.answer_format.thinking_markers
             if markers is not None:
-                thinking.append(ThinkingBudget(params.thinking_budget, markers, prompt, output))
+                message = self.tokenizer.encode_plain(params.thinking_message)
+                budget = ThinkingBudget(params.thinking_budget, markers, prompt, output, message)
+                thinking.append(budget)
         request_sampler = sampler(
             params,
             seed,

@@ -37,11 +37,7 @@ class RequestStep(NamedTuple):
     # The request's rows in the forward pass: the draft or, while the prompt is read, a chain of
     # pending tokens.
     entry: BatchEntry
-
-    @property
-    def request(self) -> Request:
-        """The request."""
-        return self.scheduled.request
+    request: Request
 
     @property
     def root_row(self) -> int:
@@ -83,7 +79,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
     )
-    return RequestStep(scheduled, draft, entry)
+    return RequestStep(scheduled, draft, entry, request)
 
 
 def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) -> VerifiedPath:
@@ -108,7 +104,8 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     if step.request.params.rejects:
         _check_finite(logits[:])
     sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
-    return verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
+    path = sampler.verify(step.draft, logits)
+    return path or verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
 
 
 def _check_finite(logits: Array) -> None:
@@ -260,7 +257,6 @@ class OutputProcessor:
     def _record_stats(self, step: RequestStep, path: VerifiedPath, num_tokens: int) -> None:
         stats = step.request.stats
         draft = step.draft
-        accepted = {0, *path.path}
         draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
         stats.steps.append(
             StepStats(
@@ -276,6 +272,7 @@ class OutputProcessor:
         )
         if not draft_tokens:
             return
+        accepted = {0, *path.path}
         stats.count_sources([(step.source(node), node in accepted) for node in draft_tokens])
         gain = draft.gain
         if gain is None or step.request.params.rejects:

@@ -446,11 +446,13 @@ class Scheduler:
         Requests that have a turn come first, then those of higher priorities. Tenants of one
         priority have equal parts, and within a tenant the earlier starts come first.
         """
-        num_decoding = sum(request.num_pending == 1 for request in self.running)
-        left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
         shares = dict[Request, int]()
         in_order = [*first, *[each for each in ready if each not in first]]
         prompts = [each for each in in_order if each.num_pending > 1]
+        if not prompts:
+            return shares
+        num_decoding = sum(request.num_pending == 1 for request in self.running)
+        left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
         for _, level in groupby(prompts, key=lambda each: inf if each in first else each.priority):
             by_tenant: dict[str, list[Request]] = {}
             for request in level:
@@ -494,13 +496,14 @@ class Scheduler:
                 if victim is request:
                     return False
         self.cache.prepare(request.block_table, length)
-        # The same prompt again can take over all tokens but its last.
-        end = len(request.prompt)
-        self.cache.want_checkpoints(
-            request.block_table,
-            (*request.branch_positions, end - 1, end),
-            end - 1 if request.has_samples else None,
-        )
+        if request.block_table.states is not None:
+            # The same prompt again can take over all tokens but its last.
+            end = len(request.prompt)
+            self.cache.want_checkpoints(
+                request.block_table,
+                (*request.branch_positions, end - 1, end),
+                end - 1 if request.has_samples else None,
+            )
         return True
 
     def _next_victim(self, request: Request, first: Sequence[Request]) -> Request:

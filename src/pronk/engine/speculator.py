@@ -93,6 +93,8 @@ class Speculator:
             if scheduled.num_draft_slots
         }
         self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
+        if not draft_slots:
+            return drafts
         began = self.seconds
         for proposer, group in _group_by_proposer(draft_slots):
             everything = not self.budget or proposer.capabilities.bypass_budget
@@ -166,8 +168,8 @@ class Speculator:
             self.seconds,
             num_decoding,
             num_prompt_rows,
-            num_draft_rows=sum(step.draft.num_draft_tokens for step in steps),
-            num_saved=sum(outcome.num_saved for outcome in outcomes.values()),
+            num_draft_rows=sum([step.draft.num_draft_tokens for step in steps]),
+            num_saved=sum([outcome.num_saved for outcome in outcomes.values()]),
             has_drafters=any(step.request.needs_draft_slots for step in steps),
         )
         self.ledger.record_step(finished, [each.speculation.ledger for each in outcomes])
@@ -322,8 +324,9 @@ def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
 
     Their sum is the number of rows of the forward pass without draft tokens.
     """
-    decoding = sum(scheduled.num_tokens == 1 for scheduled in batch)
-    return decoding, sum(scheduled.num_tokens for scheduled in batch) - decoding
+    counts = [scheduled.num_tokens for scheduled in batch]
+    decoding = counts.count(1)
+    return decoding, sum(counts) - decoding
 
 
 def _draft_context(request: Request, num_draft_slots: int) -> DraftContext[Any]:

@@ -59,13 +59,15 @@ _OPTIONAL = {
     ),
     "avx_vnni": ("PRONK_WITHOUT_AVX_VNNI", ("isa_avx_vnni",)),
 }
-# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable.
+# At -O3 the compiler vectorizes the plain loops over vector lanes in isa_portable and those over
+# tokens in verify.
 _COMMON: dict[str, list[str]] = {
     "dispatch": [],
     "forward": [],
     "pack": [],
     "thread_pool": [],
     "isa_portable": ["-O3"],
+    "verify": ["-O3"],
 }
 _SUFFIX_SOURCE = "suffix"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import platform
+from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
@@ -24,10 +25,17 @@ from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
 from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError, describe_error
 from pronk.kernels.build import library_name
-from pronk.kernels.structures import STRUCTURES, CBlocks, CDraftChain, CForward, CWeights
+from pronk.kernels.structures import (
+    STRUCTURES,
+    CBlocks,
+    CDraftChain,
+    CForward,
+    CSampling,
+    CWeights,
+)
 from pronk.kernels.threads import num_threads
 
-VERSION = 21  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 22  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -131,6 +139,50 @@ class Kernels:
         address = logits.ctypes.data
         return int(self.library.pronk_sample(address, logits.size, temperature, key, self.isa))
 
+    def verify(
+        self,
+        sampling: CSampling,
+        logits: Array,
+        position: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+    ) -> tuple[list[int], int] | None:
+        """Follow the target's tokens from the root of a token tree, as long as children have them.
+
+        Args:
+            sampling: options of the request.
+            logits: float32 ``[nodes, vocab]``, contiguous: the logits after each node.
+            position: index in the text of the token after the root.
+            tokens: token id of each node.
+            parents: parent of each node, -1 for the root and for nodes that may not be accepted.
+
+        Returns:
+            The accepted nodes, and the token after the last of them; ``None`` if logits on the path
+            are not finite.
+
+        Raises:
+            MemoryError: memory is full.
+        """
+        num_nodes, vocab = logits.shape
+        path = array("i", bytes(4 * num_nodes))
+        token_ids = array("i", tokens)
+        parent_nodes = array("i", parents)
+        code = self.library.pronk_verify(
+            ctypes.byref(sampling),
+            logits.ctypes.data,
+            vocab,
+            position,
+            token_ids.buffer_info()[0],
+            parent_nodes.buffer_info()[0],
+            num_nodes,
+            path.buffer_info()[0],
+            self.isa,
+        )
+        if code == -2:
+            msg = "kernels: no memory to sample"
+            raise MemoryError(msg)
+        return None if code < 0 else (path[:code].tolist(), path[code])
+
     def draft_token(
         self,
         logits: Array,
@@ -224,6 +276,18 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unpack": (None, (POINTER(CWeights), c_int64, c_void_p)),
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
+    "verify": (
+        c_int32,
+        (
+            POINTER(CSampling),
+            c_void_p,
+            *[c_int64] * 2,
+            *[c_void_p] * 2,
+            c_int32,
+            c_void_p,
+            c_int32,
+        ),
+    ),
     "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 4, c_int32)),
     "exp": (None, (c_void_p, c_int64, c_int32)),
     "log": (None, (c_void_p, c_int64, c_int32)),

@@ -7,7 +7,7 @@ the sizes of structures, which two swapped fields do not change.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 NUM_ROPE_TABLES = 4  # entries of ``pronk_pass.rope``
@@ -122,6 +122,18 @@ class CDraftChain(Structure):
     )
 
 
+class CSampling(Structure):
+    """C structure ``pronk_sampling``: options by which a request chooses the target's tokens."""
+
+    _fields_ = structure_fields(
+        ("key", c_uint64),
+        ("temperature log_min_p", c_float),
+        ("top_k", c_int64),
+        ("top_p repetition frequency presence", c_double),
+        ("counts in_prompt", c_void_p),
+    )
+
+
 # All structures, in the order in which the function ``pronk_sizes`` returns their sizes.
 STRUCTURES: tuple[type[Structure], ...] = (
     CWeights,
@@ -132,4 +144,5 @@ STRUCTURES: tuple[type[Structure], ...] = (
     CForward,
     CDraftChain,
     CRecurrence,
+    CSampling,
 )

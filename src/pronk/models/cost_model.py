@@ -178,6 +178,7 @@ class CostModel:
         self._per_token = 0.0
         # for each of the last passes, its number of rows and the speed that it implies
         self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._speed = 0.0  # seconds of a pass of one row without context, by the last passes
         self._levels: dict[int, _Level] = {}
         self._by_context = _Regression()
         # seconds per row of each of the last passes over prompts
@@ -210,18 +211,19 @@ class CostModel:
             self._overlaps.append(_overlap(rows, experts_read))
             self._overlap = median_low(self._overlaps)
         shape = self._curve(1.0, context, requests)
-        speed = max(seconds, 1e-9) / shape.at(rows, experts_read)
-        others = [each for other, each in self._speeds if other < rows]
-        self._speeds.append((rows, speed))
+        units = shape.at(rows, experts_read)
+        speeds = [*self._speeds]
+        self._speeds.append((rows, max(seconds, 1e-9) / units))
+        self._speed = usual([speed for _, speed in self._speeds])
         self._num_passes += 1
         if plain or (plain is None and rows == 1):
             self._next_plain = self._num_passes + _LASTS
-        if others and rows > 1:
+        others = [speed for other, speed in speeds if other < rows]
+        if others:
             cost = seconds / usual(others) - shape.context
             self._learn_level(rows, cost / shape.read_bytes(rows, experts_read))
-        speed = self._speed
-        expected = speed * shape.at(rows, experts_read)
-        one_row = min(seconds, 2.0 * expected) - expected + self._curve(speed, context).at(1)
+        expected = self._speed * units
+        one_row = min(seconds, 2.0 * expected) - expected + self._curve(self._speed, context).at(1)
         self._by_context.add(context, one_row, keep=_KEEP)
         at_zero, slope = self._by_context.line(_SPREAD)
         self._per_token = slope / at_zero if at_zero > 0.0 else 0.0
@@ -253,10 +255,6 @@ class CostModel:
     def _curve(self, speed: float, context: int, requests: int = 1) -> CostCurve:
         per_context = self._per_token * context + self._states * (requests - 1)
         return CostCurve(speed, self._start, self._slope, per_context, self._experts, self._overlap)
-
-    @property
-    def _speed(self) -> float:
-        return usual([speed for _, speed in self._speeds])
 
     def _learn_level(self, rows: int, cost: float) -> None:
         level = self._levels.setdefault(rows, _Level())

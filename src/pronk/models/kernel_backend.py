@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pronk import BITS
 from pronk.base.arrays import FLOAT16, FLOAT32, UINT8, Array, DType, mapped_zeros
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.kernels.adapters import LowRank, pack_adapter
-from pronk.kernels.library import VERSION, Kernels, RoundingBits, arithmetic_digest
+from pronk.kernels.library import Kernels, RoundingBits, arithmetic_digest
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import CodedRows, pack
 from pronk.models.backend import AnyMatrix, Matrix
@@ -46,7 +47,7 @@ class KernelBackend:
     def digest(self) -> str:
         """Implement :attr:`Backend.digest`; portable bits do not depend on the processor."""
         if self.bits == "portable":
-            return f"portable bits of version {VERSION}"
+            return f"portable bits of version {BITS}"
         return arithmetic_digest(self.kernels)
 
     def compute_dtype(self, dtype: DType) -> DType:

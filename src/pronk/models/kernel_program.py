@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pronk.base.arrays import Array, DType
-from pronk.cache.paged import PagedCache
+from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.rope import RopeConfig, RopeTable
@@ -48,7 +48,7 @@ from pronk.models.program import HeadNorms, KVSource, LinearOutput, Program, lin
     _GROUP_NORM,
 ) = range(15)
 # Buffers that an operation reads or writes, numbered as ``pronk_buffer`` in ``csrc/pronk.h``.
-_STREAM, _A, _B, _LOGITS, _SCORES, _C, _INPUTS = range(7)
+_STREAM, _A, _B, _LOGITS, _SCORES, _C, _INPUTS, _SLOTS = range(8)
 _BUFFERS = {"stream": _STREAM, "A": _A, "B": _B, "C": _C, "logits": _LOGITS, "scores": _SCORES}
 # How a matrix product treats experts (``pronk_mixing``): one output row for each expert of a row,
 # or the weighted sum over the experts of a row.
@@ -272,11 +272,12 @@ class KernelProgram(Program):
         output: LinearOutput | None,
     ) -> COp:
         op = self._append(_LINEAR)
-        op.scale, op.cap, layer_input, columns = output or linear_output(linear)
+        op.scale, op.cap, layer_input, columns, feature = output or linear_output(linear)
         op.layer_input = 0 if layer_input is None else layer_input + 1
         op.first_column, op.columns = columns or (0, 0)
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
+        self._set_feature(op, feature)
         op.activation = _ACTIVATIONS[activation]
         if isinstance(linear, Experts):
             self._set_mixture(op, linear.mixture)
@@ -346,10 +347,12 @@ class KernelProgram(Program):
         collected: int | None = None,
         part: tuple[int, int] | None = None,
         width: int | None = None,
+        feature: SavedFeature | None = None,
     ) -> None:
         op = self._append(_NORM)
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to] if part is None else _A
+        self._set_feature(op, feature)
         op.residual = int(residual)
         op.scale = scale
         op.collected = 0 if collected is None else collected + 1
@@ -413,14 +416,15 @@ class KernelProgram(Program):
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:
         """Return the arguments of a forward pass as a C structure, without addresses of results."""
-        call = CForward()
-        call.rows = len(stream)
-        call.type = TYPES[self.dtype]
-        call.hidden = self.hidden
-        call.isa = self.kernels.isa
-        call.fast = int(self.kernels.fast)
-        call.threads = num_threads()
-        call.stream = stream.ctypes.data
+        call = CForward(
+            rows=len(stream),
+            type=TYPES[self.dtype],
+            hidden=self.hidden,
+            isa=self.kernels.isa,
+            fast=int(self.kernels.fast),
+            threads=num_threads(),
+            stream=stream.ctypes.data,
+        )
         if batch is None:
             return call
         arrays = batch.for_kernels
@@ -493,6 +497,14 @@ class KernelProgram(Program):
         by_tap = weights.reshape(len(weights), -1).T
         op.filter = self._keep_alive(_as_float32(by_tap))
         op.filter_bias = self._keep_alive(_as_float32(bias))
+
+    def _set_feature(self, op: COp, feature: SavedFeature | None) -> None:
+        """Let an operation write a feature of the cache, if there is one, instead of a buffer."""
+        if feature is None:
+            return
+        assert self.cache is not None
+        op.output = _SLOTS
+        op.keys = self._keep_alive(self.cache.features[feature])
 
     @staticmethod
     def _set_mixture(op: COp, mixture: MixtureConfig) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array
-from pronk.cache.paged import PagedCache
+from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.kernels.structures import CDraftChain, OnToken
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
@@ -76,25 +76,40 @@ class LayerExecutor:
         if num_layers == len(decoder.layers):
             logits = np.empty((len(batch.logits_rows), decoder.config.vocab_size), np.float32)
             has_logits = len(logits) > 0
-        collected = None
-        if collect:
-            collected = np.empty((len(collect), *states.shape), self.cache.dtype)
-        program = self._program(num_layers, tuple(collect), has_logits=has_logits)
-        experts_read = program.run(batch, states, logits, collected)
-        hidden = {} if collected is None else dict(zip(collect, collected, strict=True))
-        return LayersResult(hidden, logits, experts_read)
+        collected = self._collected(num_layers, collect)
+        outputs = self._new_outputs(len(collected), states)
+        program = self._program(num_layers, collected, has_logits=has_logits)
+        experts_read = program.run(batch, states, logits, outputs)
+        return LayersResult(_wanted(collect, collected, outputs), logits, experts_read)
+
+    def _collected(self, num_layers: int, collect: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose outputs a program of the first ``num_layers`` layers collects.
+
+        They are those that the caller wants, ``collect``, and those that computed features read
+        after later layers.
+        """
+        layers = set(collect)
+        for feature in self.cache.computed_features:
+            last = max(feature.layers)
+            if last <= num_layers:
+                layers.update(layer for layer in feature.layers if layer < last)
+        return tuple(sorted(layers))
+
+    def _new_outputs(self, count: int, states: Array) -> Array | None:
+        """Return memory for the outputs ``[count, rows, hidden]`` that a program collects."""
+        return np.empty((count, *states.shape), self.cache.dtype) if count else None
 
     def _can_shorten(self, batch: ForwardBatch, num_layers: int, collect: Sequence[int]) -> bool:
         """Return whether rows without logits may end after the last layer that stores anything.
 
-        Later layers compute nothing that other rows read. Their outputs must not be collected or
-        saved.
+        Later layers compute nothing that other rows read. Their outputs must not be collected, and
+        no feature may depend on them, except one of rows with logits.
         """
         config = self.decoder.config
         last = config.num_storing_layers
         if last == config.num_layers:
             return False
-        saved = [feature for feature in self.cache.features if isinstance(feature, int)]
+        saved = [_last_of_all_rows(feature) for feature in self.cache.features]
         return (
             num_layers == config.num_layers
             and len(batch.logits_rows) < batch.num_rows
@@ -110,10 +125,11 @@ class LayerExecutor:
         config = self.decoder.config
         last = config.num_storing_layers
         states = np.empty((batch.num_rows, config.hidden_size), self.cache.dtype)
-        collected = np.empty((len(collect), *states.shape), self.cache.dtype) if collect else None
-        program = self._program(last, tuple(collect), has_logits=False)
-        experts_read = program.run(batch, states, None, collected)
-        hidden = {} if collected is None else dict(zip(collect, collected, strict=True))
+        collected = self._collected(last, collect)
+        outputs = self._new_outputs(len(collected), states)
+        program = self._program(last, collected, has_logits=False)
+        experts_read = program.run(batch, states, None, outputs)
+        hidden = _wanted(collect, collected, outputs)
         logits = np.empty((len(batch.logits_rows), config.vocab_size), np.float32)
         entries, rows = batch.without_unread()
         if entries:
@@ -132,6 +148,7 @@ class LayerExecutor:
         """Implement :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`."""
         config = self.decoder.config
         batch = ForwardBatch([entry])
+        assert not self.cache.computed_features, "expected a draft model, whose cache has none"
         return draft_chain(
             self._program(len(self.decoder.layers), (), has_logits=True),
             batch,
@@ -175,17 +192,27 @@ class LayerExecutor:
         program.embed(decoder)
         if decoder.layer_inputs is not None:
             program.layer_inputs(decoder)
-        if 0 in collect:
-            program.collect_hidden(collect.index(0))
+        self._keep_output(program, 0, collect)
         for index in range(num_layers):
             decoder.layers[index].compile(program, index)
-            if index + 1 in cache.features:
-                program.store_feature(index + 1)
-            if index + 1 in collect:
-                program.collect_hidden(collect.index(index + 1))
+            self._keep_output(program, index + 1, collect)
         if has_logits:
             program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
         return program
+
+    def _keep_output(self, program: Program, layer: int, collect: Sequence[int]) -> None:
+        """Append what keeps the output of ``layer`` (0: the embedding), and the features of it.
+
+        The outputs of the layers ``collect`` are collected, in this order.
+        """
+        if layer in self.cache.features:
+            program.store_feature(layer)
+        if layer in collect:
+            program.collect_hidden(collect.index(layer))
+        for feature in self.cache.computed_features:
+            if max(feature.layers) == layer:
+                sources = {each: collect.index(each) for each in feature.layers if each < layer}
+                feature.compile(program, sources)
 
     def _compile_rest(self) -> Program:
         """Compile the layers after the last one that stores keys; they read ``collected[0]``."""
@@ -200,8 +227,25 @@ class LayerExecutor:
         program.norm(None, collected=0)
         for index in range(config.num_storing_layers, config.num_layers):
             decoder.layers[index].compile(program, index)
+            self._keep_output(program, index + 1, ())
         program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
         return program
+
+
+def _wanted(
+    collect: Sequence[int], collected: Sequence[int], outputs: Array | None
+) -> dict[int, Array]:
+    """Return the outputs of the layers ``collect``, a part of ``outputs`` of ``collected``."""
+    if outputs is None:
+        return {}
+    return {layer: outputs[collected.index(layer)] for layer in collect}
+
+
+def _last_of_all_rows(feature: SavedFeature) -> int:
+    """Return the last layer that all rows must run for a feature, also those without logits."""
+    if isinstance(feature, int):
+        return feature
+    return 0 if feature.only_logits_rows else max(feature.layers)
 
 
 def draft_chain(

@@ -86,20 +86,15 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         """Run one forward pass over a batch.
 
-        Keys and values are stored after each request's committed tokens.
+        Keys, values and features are stored after each request's committed tokens.
 
         Args:
             batch: at least one row; :meth:`PagedCache.prepare` has allocated the slots of all rows.
             collect: numbers (from 1) of the layers whose output is returned.
         """
         start_time = self.clock()
-        features = self.cache.computed_features
-        layers = collect.union(*[feature.layers for feature in features])
-        result = self._executor.run(batch, self._num_layers, sorted(layers))
+        result = self._executor.run(batch, self._num_layers, sorted(collect))
         assert result.logits is not None
-        for feature in features:
-            values = feature.compute([result.hidden[layer] for layer in feature.layers])
-            self.cache.write_feature(feature, batch.slots(self.cache), values)
         seconds = self.clock() - start_time
         return ForwardResult(
             batch.split_logits(result.logits),

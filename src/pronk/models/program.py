@@ -88,6 +88,13 @@ and these end a layer, the last one if the layers' outputs are scaled ::
     norm    x = x + norm(B)
     norm    x = scalar · x
 
+Operations of a feature (:class:`~pronk.cache.paged.Feature`) follow a layer. They leave ``x`` as it
+is, and write to the cache. Those of an EAGLE-3 head, where ``y`` is the output of an earlier
+layer, are ::
+
+    norm    A = [norm(y), norm(x)]                          one operation for each part
+    linear  feature = A W_fc
+
 With a norm of a branch's output, ``linear`` writes to a buffer, and ``norm`` adds it to ``x``. With
 norms of queries and keys that span all heads, ``linear`` writes the projections to ``B``, and one
 ``qkv`` operation reads them.
@@ -100,7 +107,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pronk.base.arrays import Array, DType
-from pronk.cache.paged import PagedCache
+from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.models.forward_batch import ForwardBatch
 
@@ -115,6 +122,8 @@ class LinearOutput(NamedTuple):
     # ``(i, n)``: the rows of the output, buffer ``A`` or ``B``, have ``n`` elements, of which those
     # from ``i`` on are written; ``None``: the outputs are the row.
     columns: tuple[int, int] | None = None
+    # Feature of the cache that the outputs are, instead of those of a buffer; ``None``: none.
+    feature: SavedFeature | None = None
 
 
 class HeadNorms(NamedTuple):
@@ -502,13 +511,15 @@ class Program(ABC):
         collected: int | None = None,
         part: tuple[int, int] | None = None,
         width: int | None = None,
+        feature: SavedFeature | None = None,
     ) -> None:
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = scale · norm(source)``, or ``to += scale · norm(source)`` with
         ``residual``. ``to`` is ``"stream"``, ``"A"`` or ``"C"``. With ``collected=i``, the source
         is ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`. Rows have
-        ``width`` elements, if both are buffers; by default, as many as the stream.
+        ``width`` elements, if both are buffers; by default, as many as the stream. With
+        ``feature``, the cache saves the result as this feature, and ``to`` is not changed.
         """
 
     @abstractmethod

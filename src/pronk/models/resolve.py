@@ -23,7 +23,9 @@ DEFAULT_MODEL = "smollm2"
 MTP_FILES = "mtp-*.gguf"
 
 
-def resolve_model(name: str | Path | None, *, progress: Progress | None = None) -> Path:
+def resolve_model(
+    name: str | Path | None, *, progress: Progress | None = None, may_download: bool = True
+) -> Path:
     """Return the folder or GGUF file of a model, downloaded if it is not on this machine.
 
     ``name`` is a folder, a GGUF file, or a name as in :mod:`pronk.checkpoint.hub.names`; in a clone
@@ -32,7 +34,8 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
     and the total.
 
     Raises:
-        CheckpointError: there is no such folder, file or model, or the download fails.
+        CheckpointError: there is no such folder, file or model, or the download fails, or
+            ``may_download`` is false and the model is not on this machine.
         OptionError: ``name`` is of another type, or ``None`` and ``smollm2`` is not on this
             machine.
     """
@@ -57,6 +60,11 @@ def resolve_model(name: str | Path | None, *, progress: Progress | None = None) 
         raise OptionError(msg)
     if found is not None:
         return found
+    if not may_download:
+        refuse(
+            "model",
+            f"expected a model on this machine, found no {text}; `pronk pull {text}` downloads it",
+        )
     from pronk.checkpoint.hub.download import download  # noqa: PLC0415 - most models are on this machine
 
     return download(model, known_models().get(text), progress)

@@ -128,6 +128,17 @@ class SamplingParams:
             details="Then the model's end marker of thinking is forced.",
         ),
     ] = None
+    thinking_message: Annotated[
+        str,
+        Option(
+            "Text that closes thoughts which have used up the budget.",
+            details=(
+                "It is forced before the model's end marker of thinking, such as ``I have to "
+                "answer now.``, and is a part of the thoughts. Its tokens are not counted by "
+                "``thinking_budget``."
+            ),
+        ),
+    ] = ""
     ignore_eos: Annotated[bool, Option("Continue after the end-of-text token.")] = False
     seed: Annotated[
         int | None,

@@ -2,7 +2,8 @@
 
 A model that thinks writes its thoughts before its answer, between two markers such as ``<think>``
 and ``</think>``. Once the thoughts have as many tokens as the budget allows, the processor allows
-only the tokens of the end marker.
+only the tokens of the end marker. A message, whose tokens are forced as well, may precede the
+marker.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _State(NamedTuple):
 
 
 class ThinkingBudget:
-    """Logits processor that allows only the end marker once a text has enough tokens of thoughts.
+    """Logits processor that forces the end of thoughts once a text has enough tokens of thoughts.
 
     The processor saves its state after every token, so that a rollback is a return to an earlier
     state.
@@ -45,6 +46,7 @@ class ThinkingBudget:
         markers: the model's markers before and after thoughts.
         prompt: token ids of the prompt.
         output: token ids generated so far.
+        message: token ids that are forced before the end marker.
     """
 
     def __init__(
@@ -53,27 +55,31 @@ class ThinkingBudget:
         markers: ThinkingMarkers,
         prompt: Sequence[int],
         output: Sequence[int] = (),
+        message: Sequence[int] = (),
     ) -> None:
         self._budget = budget
         self._markers = markers
+        self._forced = (*message, *markers.forced)
         self._states = [_State("thinking" if markers.opened_by(prompt) else "before", "", 0, 0)]
         for token in output:
             self.advance(token)
 
     @property
     def forced_token(self) -> int | None:
-        """Next token of the end marker if the budget is used up within thoughts, else ``None``."""
+        """Next token of message and end marker if the budget is used up within thoughts.
+
+        Otherwise ``None``.
+        """
         state = self._states[-1]
         if state.phase != "thinking" or state.num_thoughts < self._budget:
             return None
-        forced = self._markers.forced
-        # More tokens are forced than the marker has only if a draft token within the marker was
+        # More tokens are forced than message and marker have only if a draft token within them was
         # banned. Logits after such a draft token are never used, so any token of the marker will
         # do.
-        return forced[min(state.num_forced, len(forced) - 1)]
+        return self._forced[min(state.num_forced, len(self._forced) - 1)]
 
     def mask(self, logits: Array) -> Array:
-        """Return logits ``[vocab]`` that ban all tokens but the end marker's beyond the budget.
+        """Return logits ``[vocab]`` that ban all tokens but the forced one beyond the budget.
 
         Banned tokens have ``-inf``. Within the budget, the result is ``logits`` itself.
         """

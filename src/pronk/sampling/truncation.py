@@ -85,8 +85,8 @@ def _reach_top_p(scores: Floats, top_p: float) -> Ids:
         top = np.sort(top)[::-1]  # the likeliest first
         probs = exp(top.astype(np.float64) - largest) / total
         sums = cumulative_sums(probs)
-        if sums[-1] > top_p:
+        if sums[-1] >= top_p:
             break
-    # Keep at least one token, also if top_p is below the rounding error of a sum.
-    num_kept = max(1, int(np.count_nonzero(sums - probs < top_p)))
+    # the tokens before the first sum that reaches top_p, and the token of that sum
+    num_kept = min(size, int(np.count_nonzero(sums < top_p)) + 1)
     return _above(scores, top[num_kept - 1], num_kept)

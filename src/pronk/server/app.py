@@ -37,6 +37,7 @@ from pronk.server.paths import unknown_path_message
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.field_report import IGNORED_HEADER, report_header
+from pronk.server.protocol.infill import InfillRequest
 from pronk.server.protocol.messages import CountTokensRequest, MessagesRequest
 from pronk.server.protocol.ollama import (
     API_VERSION,
@@ -176,6 +177,11 @@ def _add_generation_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue one or more prompts."""
+        return await _reply(models, request, body)
+
+    @app.post("/infill", response_model=None)
+    async def infill(request: Request, body: InfillRequest) -> Response:
+        """Write the text between a prefix and a suffix, in the format of llama.cpp's server."""
         return await _reply(models, request, body)
 
     @app.post("/v1/chat/completions", response_model=None)

@@ -40,6 +40,7 @@ _OLLAMA_CHANGES = (
 # Paths with errors in Ollama's format.
 OLLAMA_PATHS = (*_OLLAMA, *_OLLAMA_CHANGES)
 OTHER_PATHS = (
+    "/infill",
     "/tokenize",
     "/detokenize",
     "/tokenizer_info",
@@ -90,7 +91,6 @@ _FOREIGN: Mapping[str, str | None] = {
     "/embedding": _VECTORS,
     "/apply-template": "/tokenize",
     "/lora-adapters": _LIST,
-    **dict.fromkeys(("/infill",), None),
     # paths of Text Embeddings Inference
     "/embed": _VECTORS,
     "/embed_all": _VECTORS,

@@ -51,6 +51,7 @@ from pronk.server.protocol.small_routes import (
 )
 from pronk.server.replicas.dispatcher import Dispatcher
 from pronk.server.settings import ServerSettings
+from pronk.server.volatile import drop_volatile_lines
 from pronk.serving import (
     AdmissionLimit,
     Prompt,
@@ -425,9 +426,16 @@ class Service:
         name = self.names.shown_as(request.model)
         shared_fields = {"model": name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
         if isinstance(request, CompletionRequest):
+            encode: Callable[[Prompt], list[int]] = llm.request_factory.encode_prompt
+            context = request.context()
             for prompt in request.prompts():
-                self._check_length(prompt)
-            encode = llm.request_factory.encode_prompt
+                self._check_length(prompt, request.suffix, *(file.text for file in context))
+            if request.suffix is not None:
+                stop_ids = llm.request_factory.infill_format.stop_ids
+                missing["stop_token_ids"] = [*(request.stop_token_ids or ()), *stop_ids]
+                encode = partial(
+                    llm.request_factory.encode_infill, suffix=request.suffix, context=context
+                )
             prompts = yield from _encode_in_turns(request.prompts(), encode)
             if request.max_tokens is not None:
                 longest = max(map(len, prompts))
@@ -441,6 +449,8 @@ class Service:
         requested = request.requested_max_tokens
         num_prompt = len(chat.token_ids)
         max_tokens = self._max_tokens(requested, num_prompt, request.limit_field)
+        if request.thinking_message is None:
+            missing["thinking_message"] = self.settings.thinking_message
         conversation = request.model_copy(update=missing)
         return conversation.prepare(chat, max_tokens, answers, shared_fields)
 
@@ -467,31 +477,28 @@ class Service:
         request.check_tools(self.engine.llm.request_factory.answer_format)
         tools = request.tool_use.template_tools()
         conversation = request.checked_conversation()
+        if not self.settings.keep_volatile:
+            conversation, dropped = drop_volatile_lines(conversation)
+            request.note_ignored(f"system (volatile line {name})" for name in dropped)
         messages = self._place_system(add_system_prompt(conversation, self.settings.guardrails))
         if not request.continues_answer:
             options = request.template_options()
             return self._encode_chat(
                 messages, tools, options, begins_answer=begins_answer, is_answered=is_answered
             )
-        begun = join_parts(messages.pop())["content"]
-        self._check_length(begun)
+        begun = join_parts(messages.pop())
+        request.check_begun(begun)
+        text = begun["content"]
+        thoughts = begun.get("reasoning_content", "")
+        self._check_length(text, thoughts)
         prompt = self._encode_chat(
             messages, tools, request.template_options(), is_answered=is_answered
         )
-        return prompt._replace(token_ids=self._continue(prompt.token_ids, begun))
-
-    def _continue(self, prompt: list[int], begun: str) -> list[int]:
-        """Append the beginning of an answer to the token ids of a prompt.
-
-        If the prompt ends within the model's thoughts, the thoughts are closed first.
-        """
-        tokenizer = self.engine.llm.tokenizer
-        answers = self.engine.llm.request_factory.answer_format
-        closing = list[int]()
-        if answers.opened_by(prompt) and answers.reasoning is not None:
-            closing = tokenizer.encode(f"{answers.reasoning.end}\n\n", add_special_tokens=False)
-        ids = [*prompt, *closing, *tokenizer.encode_plain(begun)]
-        return self.engine.llm.request_factory.encode_prompt(ids)
+        factory = self.engine.llm.request_factory
+        if thoughts and not factory.answer_format.takes_thoughts(prompt.token_ids):
+            request.note_ignored([f"{request.messages_field} (thoughts of the last message)"])
+        ids = factory.answer_format.begin_answer(prompt.token_ids, text, thoughts)
+        return prompt._replace(token_ids=factory.encode_prompt(ids))
 
     def _encode_chat(
         self,

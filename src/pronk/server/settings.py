@@ -71,7 +71,11 @@ class ServerSettings:
     # Drafters that read files, and that requests may select all the same.
     allowed_drafters: Collection[str] = ()
     guardrails: str | None = None  # system prompt to add to every conversation
+    # Text that closes thoughts which have used up the budget of their request.
+    thinking_message: str = ""
     serve_chat_page: bool = True  # whether to serve the chat page at /
+    # Whether prompts keep the lines that pronk.server.volatile lists.
+    keep_volatile: bool = False
 
     @property
     def is_shared(self) -> bool:

@@ -4,10 +4,10 @@ from pronk.text.chat.answer_grammar import relax_tools as relax_tools
 from pronk.text.chat.answers import AnswerCalls as AnswerCalls
 from pronk.text.chat.answers import AnswerFormat as AnswerFormat
 from pronk.text.chat.answers import AnswerReader as AnswerReader
+from pronk.text.chat.arguments import ArgumentSyntax as ArgumentSyntax
 from pronk.text.chat.branches import ChatPrompt as ChatPrompt
 from pronk.text.chat.calls import CallPart as CallPart
 from pronk.text.chat.dialects import TOOL_NAME as TOOL_NAME
-from pronk.text.chat.keywords import not_followed as not_followed
 from pronk.text.chat.messages import join_parts as join_parts
 from pronk.text.chat.messages import thinking_options as thinking_options
 from pronk.text.chat.system_messages import has_system_role as has_system_role

@@ -74,13 +74,11 @@ def _no_garbage_collection() -> Iterator[None]:
 @_no_garbage_collection()
 def read_tokenizer(
     checkpoint: GgufCheckpoint,
-) -> tuple[tokenizers.Tokenizer, int, dict[str, str], dict[str, str]]:
+) -> tuple[tokenizers.Tokenizer, int]:
     """Convert the tokenizer of a GGUF file.
 
     Returns:
-        The tokenizer; its largest token id, or -1 without tokens; the texts of special tokens, by
-        their names in chat templates, such as ``bos_token``; and the Jinja sources of the chat
-        templates ``default`` and ``tool_use``, if the file has them.
+        The tokenizer, and its largest token id, or -1 without tokens.
 
     Raises:
         TokenizerError: the tokenizer is absent, unsupported or damaged.
@@ -95,7 +93,6 @@ def read_tokenizer(
             file, f"expected tokenizer.ggml.model to be one of {allowed}, found {found}; {remedy}"
         )
     vocabulary = checkpoint.vocabulary
-    templates = _chat_templates(file)
     try:
         backend = _MODELS[model](file, vocabulary)
         # Phi-3's SentencePiece tokenizers strip white space after special tokens. GGUF files do not
@@ -118,17 +115,36 @@ def read_tokenizer(
             "download it again"
         )
         raise TokenizerError(msg) from error
+    ids = [token_id for token_id, text in enumerate(vocabulary.tokens) if text is not None]
+    return backend, ids[-1] if ids else -1
+
+
+def read_templates(checkpoint: GgufCheckpoint) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the chat templates of a GGUF file, and the special tokens that they may name.
+
+    Returns:
+        The texts of special tokens, by their names in chat templates, such as ``bos_token``; and
+        the Jinja sources of the chat templates ``default`` and ``tool_use``, if the file has them.
+
+    Raises:
+        TokenizerError: the vocabulary or a template is damaged.
+    """
+    vocabulary = checkpoint.vocabulary
     template_names = {
         "bos": "bos_token",
         "eos": "eos_token",
         "unknown": "unk_token",
         "padding": "pad_token",
+        # parts of a prompt for filling in the middle (pronk.text.infill)
+        "fim_pre": "prefix_token",
+        "fim_suf": "suffix_token",
+        "fim_mid": "middle_token",
+        "fim_rep": "repository_token",
+        "fim_sep": "file_token",
     }
     special = {key: vocabulary.special_text(name) for name, key in template_names.items()}
     given = {key: text for key, text in special.items() if text is not None}
-    ids = [token_id for token_id, text in enumerate(vocabulary.tokens) if text is not None]
-    largest_id = ids[-1] if ids else -1
-    return backend, largest_id, given, templates
+    return given, _chat_templates(checkpoint.header)
 
 
 def _chat_templates(file: GgufFile) -> dict[str, str]:

@@ -19,6 +19,7 @@ _REPLACEMENT = "\ufffd"
 # Number of tokens at the prompt's end that are decoded together with the first output tokens,
 # because the text of a token depends on its neighbours.
 _CONTEXT = 5
+_MORE_BYTES = 3  # number of bytes after the first byte of the longest character in UTF-8
 # Number of tokens after which bytes that form no whole character count as invalid.
 _PATIENCE = 16
 
@@ -55,8 +56,7 @@ class IncrementalDecoder:
         """
         self._tokenizer = tokenizer
         self._shows_names = shows_names
-        with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
-        self._window = [*islice(with_text, _CONTEXT)][::-1]
+        self._window = self._end_of_prompt(prompt)
         # Text that was returned already, at the beginning of the window's text.
         self._returned = self._decode(self._window)
         # Number of tokens at the beginning of the window whose whole text was returned.
@@ -97,6 +97,20 @@ class IncrementalDecoder:
         rest = text[self._start(text) :]
         self._slide(len(self._window))
         return rest
+
+    def _end_of_prompt(self, prompt: Sequence[int]) -> list[int]:
+        """Return the last tokens of a prompt that have a text.
+
+        They are ``_CONTEXT`` tokens, or up to three more if the window would begin inside a
+        character. Its bytes would otherwise look like those of a character at the prompt's end.
+        """
+        with_text = (token for token in reversed(prompt) if self._text_of(token) is not None)
+        tokens = [*islice(with_text, _CONTEXT + _MORE_BYTES)][::-1]
+        for size in range(_CONTEXT, len(tokens)):
+            window = tokens[-size:]
+            if not self._decode(window).startswith(_REPLACEMENT):
+                return window
+        return tokens
 
     def _text_of(self, token_id: int) -> str | None:
         """Return the text of one token alone; ``None`` for a token without text."""
@@ -184,7 +198,7 @@ class StopScanner:
             The text that no stop string can cut off any more, and the stop string found or
             ``None``.
         """
-        return self._scan(text)
+        return self._scan(text) if self._stops else (text, None)
 
     def push_name(self, name: str) -> tuple[str, str | None]:
         """Scan the name of a special token, which stop strings may contain and the output lacks.

@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from pronk.base.arrays import trim_heap
 from pronk.base.errors import PromptError, PronkError, TokenizerError, describe_error, refuse
@@ -34,7 +34,7 @@ from pronk.text.chat.messages import (
     reveal,
 )
 from pronk.text.chat.template import ChatTemplate
-from pronk.text.gguf_tokenizer import read_tokenizer
+from pronk.text.gguf_tokenizer import read_templates, read_tokenizer
 from pronk.text.guarded import (
     GuardedTokenizer,
     encoding_error,
@@ -60,6 +60,20 @@ class _HiddenNames(NamedTuple):
     messages: Messages
     tools: Tools | None
     placeholders: Mapping[str, str]  # the name that each private character stands for
+
+
+class _Templates(NamedTuple):
+    """Chat templates of a model.
+
+    Attributes:
+        special_tokens: texts of special tokens by the names that templates use.
+        sources: Jinja sources by name, of which ``default`` and ``tool_use`` are used.
+        key: place of the template ``default`` in the model's files, for error messages.
+    """
+
+    special_tokens: Mapping[str, str]
+    sources: Mapping[str, str]
+    key: str
 
 
 class Tokenizer:
@@ -111,18 +125,15 @@ class Tokenizer:
         backend: tokenizers.Tokenizer | GuardedTokenizer
         if is_gguf(folder):
             checkpoint = opened or GgufCheckpoint(folder)
-            backend, largest_id, special, templates = read_tokenizer(checkpoint)
+            backend, largest_id = read_tokenizer(checkpoint)
+            templates = _read_templates(folder, checkpoint)
             # A vocabulary of 262,144 tokens takes 40 MB, and building its tokenizer leaves 65 MB.
             checkpoint.drop_vocabulary()
             trim_heap()
-            key = "tokenizer.chat_template in the metadata of the GGUF file"
         else:
-            config = _read_optional(folder / "tokenizer_config.json")
-            special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
             backend = _read_backend(folder / "tokenizer.json")
-            templates = _find_templates(folder, config)
+            templates = _read_templates(folder, None)
             largest_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-            key = "chat_template in tokenizer_config.json"
         if vocab_size is not None and largest_id >= vocab_size:
             msg = (
                 f"{folder}: the tokenizer has ids up to {largest_id}, but the model's vocabulary "
@@ -130,12 +141,31 @@ class Tokenizer:
                 "use the tokenizer that belongs to this model"
             )
             raise TokenizerError(msg)
+        return cls._of(backend, templates)
+
+    @classmethod
+    def load_templates(cls, folder: Path, opened: GgufCheckpoint | None = None) -> Tokenizer:
+        """Load the chat templates of a model folder or a GGUF file, without its tokenizer.
+
+        The result has no tokens: it renders conversations, but cannot encode them.
+
+        Args:
+            folder: model folder, or a GGUF file.
+            opened: the GGUF file, if it is open already.
+
+        Raises:
+            TokenizerError: a file is damaged.
+        """
+        return cls._of(tokenizers.Tokenizer(models.BPE()), _read_templates(folder, opened))
+
+    @classmethod
+    def _of(cls, backend: tokenizers.Tokenizer | GuardedTokenizer, templates: _Templates) -> Self:
         return cls(
             backend,
-            special_tokens=special,
-            chat_template=templates.get("default"),
-            tool_template=templates.get("tool_use"),
-            template_key=key,
+            special_tokens=templates.special_tokens,
+            chat_template=templates.sources.get("default"),
+            tool_template=templates.sources.get("tool_use"),
+            template_key=templates.key,
         )
 
     def stop(self) -> None:
@@ -480,8 +510,21 @@ class Tokenizer:
 
         Names of special tokens in the text become ordinary tokens.
         """
-        (hidden,), placeholders = disguise([{"text": text}], self._special_names)
-        return self._encode_revealed(hidden["text"], placeholders)
+        return self.encode_form("{}", text)
+
+    def encode_form(self, form: str, *texts: str) -> list[int]:
+        """Return the token ids of untrusted texts in a trusted form.
+
+        Names of special tokens in ``form`` become these tokens; names in the texts become ordinary
+        tokens.
+
+        Args:
+            form: text with ``{}`` for each of ``texts``, as in ``str.format``.
+            *texts: untrusted texts.
+        """
+        hidden, placeholders = disguise([{"text": text} for text in texts], self._special_names)
+        filled = form.format(*(each["text"] for each in hidden))
+        return self._encode_revealed(filled, placeholders)
 
     def _encode_revealed(self, text: str, placeholders: Mapping[str, str]) -> list[int]:
         """Return the token ids of a prompt with private characters for names of special tokens.
@@ -555,6 +598,18 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer | GuardedTokenizer:
             "restore it from its source"
         )
         raise TokenizerError(msg) from error
+
+
+def _read_templates(folder: Path, opened: GgufCheckpoint | None) -> _Templates:
+    """Read the chat templates of a model folder or GGUF file, which may be open already."""
+    if is_gguf(folder):
+        special, sources = read_templates(opened or GgufCheckpoint(folder))
+        key = "tokenizer.chat_template in the metadata of the GGUF file"
+        return _Templates(special, sources, key)
+    config = _read_optional(folder / "tokenizer_config.json")
+    special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
+    sources = _find_templates(folder, config)
+    return _Templates(special, sources, "chat_template in tokenizer_config.json")
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,6 @@ from pronk import OptionError
 from pronk.backends import (
     ROWS,
     BlockTable,
-    Feature,
     ForwardBatch,
     ModelConfig,
     PagedCache,
@@ -78,19 +77,16 @@ class TorchCache(PagedCache):
         for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
             pool[:, slots] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1)
 
-    def write_output(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store outputs ``[rows, hidden]`` of ``layer`` (from 1) at ``slots`` ``[rows]``."""
-        self.features[layer][:, slots] = rows.nan_to_num(0.0, 0.0, 0.0)[None]
+    def write_feature(self, feature: SavedFeature, slots: Tensor, rows: Tensor) -> None:
+        """Store the values ``[rows, width]`` of a feature at ``slots`` ``[rows]``."""
+        pool = self.features[feature]
+        pool[0, slots] = rows.nan_to_num(0.0, 0.0, 0.0).to(pool.dtype)
 
     def read_feature(
         self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
     ) -> Array:
         slots = self.to_index(self.slots(block_table, start, stop))
         return to_array(self.features[feature][0, slots])
-
-    def write_feature(self, feature: Feature, slots: NDArray[np.int64], values: Array) -> None:
-        rows = to_tensor(values).to(self.device).nan_to_num(0.0, 0.0, 0.0)
-        self.features[feature][0, self.to_index(slots)] = rows
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         source_index = self.to_index(source)

@@ -20,6 +20,7 @@ from pronk.backends import (
     ModelConfig,
     PagedCache,
     Program,
+    SavedFeature,
     linear_output,
 )
 from pronk.base.arrays import Array, DType
@@ -267,7 +268,7 @@ class TorchProgram(Program):
         only_logits_rows: bool = False,
         output: LinearOutput | None = None,
     ) -> None:
-        factor, limit, layer_input, columns = output or linear_output(linear)
+        factor, limit, layer_input, columns, feature = output or linear_output(linear)
         assert columns is None, "expected no latent attention"
         normalize = self._norm(norm)
         multiply = self._mix_experts if isinstance(linear, Experts) else _multiply_activated
@@ -283,6 +284,9 @@ class TorchProgram(Program):
                 y = y * state.buffers["inputs"][:, layer_input]
             y = y if factor == 1.0 else y * factor
             y = limit * torch.tanh(y / limit) if limit else y
+            if feature is not None:
+                self._write_feature(feature, state, y)
+                return
             state.buffers[to] = state.buffers[to] + y if residual else y
 
         self._ops.append(run)
@@ -297,9 +301,9 @@ class TorchProgram(Program):
         scale: float = 1.0,
         collected: int | None = None,
         part: tuple[int, int] | None = None,
-        width: int | None = None,
+        width: int | None = None,  # noqa: ARG002 - a row of a tensor knows its width
+        feature: SavedFeature | None = None,
     ) -> None:
-        assert width is None, "expected no latent attention"
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
@@ -308,6 +312,9 @@ class TorchProgram(Program):
                 assert state.collected is not None
                 x = to_tensor(state.collected[collected]).to(self.device)
             y = normalize(x) * scale
+            if feature is not None:
+                self._write_feature(feature, state, y)
+                return
             state.store(to, part, state.buffers[to] + y if residual else y)
 
         self._ops.append(run)
@@ -332,11 +339,11 @@ class TorchProgram(Program):
         self._ops.append(run)
 
     def store_feature(self, layer: int) -> None:
-        cache = self.cache
-        assert isinstance(cache, TorchCache)
-        self._ops.append(
-            lambda state: cache.write_output(layer, state.slots, state.buffers["stream"])
-        )
+        self._ops.append(lambda state: self._write_feature(layer, state, state.buffers["stream"]))
+
+    def _write_feature(self, feature: SavedFeature, state: TorchPass, rows: Tensor) -> None:
+        assert isinstance(self.cache, TorchCache)
+        self.cache.write_feature(feature, state.slots, rows)
 
     def collect_hidden(self, index: int) -> None:
         def run(state: TorchPass) -> None:

@@ -130,6 +130,7 @@ def test_the_table() -> None:
         assert parse_name(name) == known.model
         assert known.model.file or known.model.quantization
         assert known.license
+        assert known.num_bytes == 0 or 10**7 < known.num_bytes < 10**11
         # A file from a second source is stored under the Hub's commit and hash.
         assert known.package is None or (known.sha256 and known.model.revision and known.model.file)
     assert close_names("smolm2").startswith(" (did you mean smollm2")

@@ -29,17 +29,20 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SMOLLM2 = dict(known_models()["smollm2"].sampling)
 
 
-def test_every_row_has_a_recommendation() -> None:
+def test_recommendations_of_the_rows() -> None:
     simplified = set()
     for known in known_models().values():
         assert known.names
-        assert "temperature" in known.sampling
+        assert not known.sampling or "temperature" in known.sampling
         assert known.sampling.keys() <= {*RECOMMENDABLE}
         replace(SamplingParams(), **known.sampling)  # type: ignore[arg-type]  # raises if a value is out of its range
         simplified |= {name.lower() for name in known.names}
     assert len(simplified) == sum(len(known.names) for known in known_models().values())
     table = Path(add_known_sampling.__code__.co_filename).with_name("known_models.json")
-    assert all(row["sampling"]["source"] for row in json.loads(table.read_bytes()).values())
+    rows = json.loads(table.read_bytes()).values()
+    recommended = [row["sampling"] for row in rows if "sampling" in row]
+    assert len(recommended) > len(rows) / 2
+    assert all(sampling["source"] for sampling in recommended)
 
 
 @pytest.mark.parametrize(

@@ -221,14 +221,15 @@ def test_the_folder_beside_the_target_is_found(two_stages: Pair, tmp_path: Path)
     shutil.copytree(two_stages.target, target)
     options = Gemma4Assistant()
     bound = replace(two_stages.engine().target, folder=target)
-    assert options.find_default(bound) is None
+    config = bound.decoder.config
+    assert options.find_default(target, config) is None
     with pytest.raises(OptionError, match='gemma4_assistant: expected model="…", a folder'):
         options.bind(bound)
     shutil.copytree(two_stages.assistant, tmp_path / "gemma-assistant")
-    assert options.find_default(bound) == tmp_path / "gemma-assistant"
+    assert options.find_default(target, config) == tmp_path / "gemma-assistant"
     assert {part.name for part in Auto().bind(bound).parts} >= {"gemma4_assistant"}
     (tmp_path / "gemma-assistant" / "config.json").write_text('{"model_type": "llama"}')
-    assert options.find_default(bound) is None
+    assert options.find_default(target, config) is None
 
 
 # Changes of ``config.json``, by the name of the object that they are in; and the refusal.

@@ -538,7 +538,7 @@ def test_a_model_without_a_block(files: Files, tmp_path: Path) -> None:
     path = write_gguf(folder, tmp_path / "model.gguf")
     for each in (folder, path):
         engine = open_model(each)
-        assert make_drafter("mtp").find_default(engine.target) is None
+        assert make_drafter("mtp").find_default(each, engine.target.decoder.config) is None
         with pytest.raises(OptionError, match='mtp: expected model="…", a folder or a Hub id'):
             make_drafter("mtp").bind(engine.target)
     with pytest.raises(CheckpointError, match=r"expected tensors of an MTP head .* found none"):
@@ -551,7 +551,7 @@ def test_a_file_beside_is_one_of_the_target(files: Files, tmp_path: Path) -> Non
     """A file of another architecture, or a damaged one, is no head of the target."""
     trunk = without_block(files.folder(**RIGHT), tmp_path / "plain")
     path = write_gguf(trunk, tmp_path / "model.gguf")
-    engine = open_model(path)
+    config = open_model(path).target.decoder.config
     find = make_drafter("mtp").find_default
     write_gguf(
         files.folder("qwen3_5_moe_text", **RIGHT), tmp_path / "mtp-1-other.gguf", only_mtp=True
@@ -559,10 +559,10 @@ def test_a_file_beside_is_one_of_the_target(files: Files, tmp_path: Path) -> Non
     (tmp_path / "mtp-2-damaged.gguf").write_bytes(b"GGUF")
     damaged = "mtp: head left out: .*mtp-2-damaged.gguf: expected a GGUF file, found 4 bytes"
     with pytest.warns(UserWarning, match=damaged):
-        assert find(engine.target) is None
+        assert find(path, config) is None
     own = write_gguf(files.folder(**RIGHT), tmp_path / "mtp-3-own.gguf", only_mtp=True)
     with pytest.warns(UserWarning, match=damaged):
-        assert find(engine.target) == own
+        assert find(path, config) == own
     assert not any(name.startswith("blk.0.") for name in GgufCheckpoint(own))
 
 

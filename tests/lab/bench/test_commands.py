@@ -117,7 +117,7 @@ def test_a_verification_names_the_kernels(run: Run, choice: str, *, exact: bool)
 
 
 def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: str) -> None:
+    def none(_: str, *, bits: str) -> None:
         raise KernelsError("found no compiled kernels")
 
     monkeypatch.setattr("pronk.models.choice.load_kernels", none)

@@ -21,6 +21,7 @@ from pronk.lab.cli import verify as cli_verify
 from pronk.lab.cli.verify import verify
 from pronk.lab.verification import VerifyReport
 from pronk.llm import LLM
+from pronk.reproducibility import PARAMS, model_hash
 
 SMALL = ("--limit", "2", "--samples", "0", "--max-tokens", "8")
 Run = Callable[..., tuple[int, str, str]]
@@ -177,3 +178,47 @@ def test_bar_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = run(*SMALL, "--drafter", "autoregressive")
     assert code == 0
     assert "greedy" in err
+
+
+@pytest.fixture
+def portable(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
+    """Let the command load a model with portable bits."""
+    del run
+    llm = LLM(threads=1, bits="portable", calibration=False)
+    monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: llm)
+    yield llm
+    llm.close()
+
+
+def test_published_digests_are_compared(
+    run: Run, portable: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code, out, err) = run("--published")
+    assert code == 2
+    assert err == (
+        "published: expected digests of this model, found none; add this line to "
+        "src/pronk/checkpoint/hub/digests.json and open a pull request\n"
+    )
+    (head, line) = out.splitlines()
+    sha256 = model_hash(portable.path)
+    assert f"SHA-256 {sha256}, pronk.BITS {pronk.BITS}" in head
+    row = json.loads(f"{{{line}}}")[sha256]
+    history = row["digests"]
+
+    monkeypatch.setattr("pronk.reproducibility.published_digests", lambda _: history)
+    (code, out, err) = run("--published")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1:] == [f"{name}: equal" for name in ("text", *PARAMS)]
+
+    right = history[str(pronk.BITS)]["noise"]
+    history[str(pronk.BITS)]["noise"] = "0" * 16
+    (code, out, err) = run("--published")
+    assert (code, err) == (1, "")
+    assert f"noise: expected {'0' * 16}, found {right}" in out.splitlines()
+    assert out.count(": equal") == len(PARAMS)
+
+
+def test_published_digests_take_no_other_options(run: Run) -> None:
+    for arguments in (("--limit", "3"), ("--weights", "int8")):
+        with pytest.raises(OptionError, match=f"published: expected only .*{arguments[0]}"):
+            run("--published", *arguments)

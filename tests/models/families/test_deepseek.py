@@ -2,6 +2,7 @@
 GGUF files, and greedy texts of transformers.
 """
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def test_values_of_config_json() -> None:
     assert config.latent == LatentConfig(rank=512, rope_dim=64, plain_dim=128, value_dim=128)
     assert (config.head_dim, config.num_kv_heads, config.value_dim) == (576, 1, 512)
     assert config.has_values_in_keys
-    assert config.attention_scale == 192**-0.5
+    assert config.attention_scale == 1.0 / math.sqrt(192)
     assert config.rope is not None
     assert config.rope.dim == 64
     mixture = config.mixture

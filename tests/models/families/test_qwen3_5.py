@@ -242,8 +242,9 @@ def test_a_gguf_file_has_the_weights_of_the_folder(
     assert {f"0.{name}" for name in names} <= found.keys()
     assert {"3.attention_gate", "3.qkv", "3.q_norm"} <= found.keys()
     for name, value in found.items():
-        # 1 is added to the weights of norms before they are rounded to float32, or after.
-        assert np.allclose(value, expected[name], rtol=0, atol=2e-7), name
+        # 1 is added to the weights of norms before they are rounded to float32, or after. The
+        # exponential of decays is rounded to float32 in one step, or computed in float32.
+        assert np.allclose(value, expected[name], rtol=2e-7, atol=2e-7), name
 
 
 @pytest.mark.parametrize("family", FAMILIES[:2])

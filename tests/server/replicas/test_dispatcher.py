@@ -14,7 +14,7 @@ import pytest
 
 from adapters import write_adapter
 from checkpoints import MakeCheckpoint
-from pronk import LLM, AsyncLLM, SamplingParams
+from pronk import BITS, LLM, AsyncLLM, SamplingParams
 from pronk.base.errors import (
     ClosedError,
     DeadlineError,
@@ -27,6 +27,7 @@ from pronk.cache.budget import BLOCK_SIZE
 from pronk.drafting import Suffix
 from pronk.engine.outputs import Piece
 from pronk.engine.request import Request
+from pronk.kernels.library import candidates
 from pronk.server.replicas.dispatcher import Dispatcher, ModelReader, ReplicaLostError
 from pronk.server.replicas.messages import (
     GenerateRequest,
@@ -42,9 +43,10 @@ from server.serving import hold_requests
 from waiting import HUNG, ShiftedClock, until
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
+INSTRUCTION_SETS = [each.name for each in candidates(bits="portable")]  # the widest first
 # identities of replicas
-ONE = '{"kernels": "avx512"}'
-OTHER = '{"kernels": "avx2"}'
+ONE = '{"bits": "portable 1"}'
+OTHER = '{"bits": "fast avx2"}'
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ class DyingReplicas:
     """Replicas in this process; ``lives`` has the number of steps after which each dies."""
 
     def __init__(self, llm: LLM, lives: Sequence[int], identities: Sequence[str] = ()) -> None:
-        self.engine = AsyncLLM(llm)
+        self.engines = [AsyncLLM(llm)]  # that of each request in turn
         self.lives = [*lives]
         self.identities = [*identities]
         self.requests: list[GenerateRequest] = []
@@ -72,6 +74,7 @@ class DyingReplicas:
         self.requests.append(request)
         steps_left = self.lives.pop(0) if self.lives else 1_000
         identity = self.identities.pop(0) if self.identities else ONE
+        engine = self.engines[(len(self.requests) - 1) % len(self.engines)]
         yield RequestAccepted(f"replica {len(self.requests)}", identity, exact=self.exact)
         assert request.identity in (None, identity), "the stream goes on after a mismatch"
         options: Any = {
@@ -80,14 +83,14 @@ class DyingReplicas:
             "given": request.given,
             "branch_positions": request.branch_positions,
         }
-        steps = self.engine.steps(request.prompts, request.params, **options)
+        steps = engine.steps(request.prompts, request.params, **options)
         try:
             async with aclosing(steps):
                 async for pieces in steps:
                     if not steps_left:
                         raise ReplicaLostError("the replica died")
                     steps_left -= 1
-                    yield StepReply(pieces, self.engine.load)
+                    yield StepReply(pieces, engine.load)
         except PronkError as error:
             yield RequestFailed(error)
 
@@ -218,8 +221,8 @@ def test_another_model_does_not_resume(llm: LLM) -> None:
         want = whole(await collect(dispatcher(llm, DyingReplicas(llm, [])), params))
         made = dispatcher(llm, DyingReplicas(llm, [4], [ONE, *[OTHER] * 3]))
         message = (
-            r"expected a replica of the same model and kernels .* found kernels avx2 instead of "
-            r"avx512; try again"
+            r"expected a replica of the same model and bits .* found bits fast avx2 instead of "
+            r"portable 1; try again"
         )
         with pytest.raises(ResumeError, match=message):
             await collect(made, params)
@@ -312,7 +315,7 @@ def test_the_server_knows_the_end_tokens_of_replicas(llm: LLM, tmp_path: Path) -
     assert reader.config.eos_ids == made.config.eos_ids != ()
 
 
-def test_identity_covers_formats_and_kernels(llm: LLM) -> None:
+def test_identity_covers_formats_and_bits(llm: LLM) -> None:
     own, model = identity(llm, {})
     for options in (
         {"weights": "int8"},
@@ -322,9 +325,37 @@ def test_identity_covers_formats_and_kernels(llm: LLM) -> None:
         assert identity(llm, options)[1] != model
     # same bits as one worker
     assert identity(llm, {"workers": 2, "parallel": "tree"}) == (own, model)
-    other = LLM(threads=1, kernels="portable")
-    assert identity(other, {})[0] != own
-    assert identity(other, {})[1] == model
+    portable = [
+        LLM(threads=1, kernels=name, bits="portable", calibration=False)
+        for name in INSTRUCTION_SETS[:2]
+    ]
+    found = {identity(each, {}) for each in portable}
+    expected = json.dumps({**json.loads(model), "bits": f"portable {BITS}"})
+    assert found == {(expected, model)}
+    assert (own == expected) == (llm.bits == "portable")
+
+
+def test_replicas_of_other_processors_continue_a_text() -> None:
+    """Replicas with AVX2 and with the widest kernels die in turn; text and log-probabilities are
+    those of plain decoding, also if prompt log-probabilities need a replay.
+    """
+    if "avx2" not in INSTRUCTION_SETS[1:]:
+        pytest.skip("expected a processor with AVX2 and wider instructions")
+    options: dict[str, Any] = {"threads": 1, "prefix_cache": True, "bits": "portable"}
+    kernels = ("avx2", INSTRUCTION_SETS[0])
+    llms = [LLM(kernels=name, calibration=False, **options) for name in kernels]
+    assert [each.kernels for each in llms] == [*kernels]
+    shared = {"max_tokens": 24, "seed": 7, "ignore_eos": True, "logprobs": 2}
+    identities = [identity(each, {})[0] for each in llms]
+    for own in ({"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.7, "prompt_logprobs": 1}):
+        params = SamplingParams(**shared, **own)
+        want = llms[1].generate(PROMPT, params, drafter="autoregressive")
+        replicas = DyingReplicas(llms[0], [2, 3, 2], identities * 2)
+        replicas.engines = [AsyncLLM(each) for each in llms]
+        pieces = asyncio.run(collect(dispatcher(llms[0], replicas), params))
+        found = whole(pieces)[0]
+        assert found[1:5] == (want.text, want.token_ids, want.logprobs, want.prompt_logprobs)
+        assert len(replicas.requests) == 4
 
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "suffix", "recycling", "lookahead"])
@@ -334,7 +365,7 @@ def test_drafters_know_the_text_before_a_death(llm: LLM, spec: str) -> None:
 
     async def steps(lives: Sequence[int]) -> tuple[int, int]:
         made = dispatcher(LLM(threads=1, budget="all"), DyingReplicas(llm, lives))
-        made._replicas.engine = AsyncLLM(LLM(threads=1, budget="all"))  # type: ignore[attr-defined]
+        made._replicas.engines = [AsyncLLM(LLM(threads=1, budget="all"))]  # type: ignore[attr-defined]
         pieces = await collect(made, params, (prompt,), drafter=spec)
         end = pieces[-1].completion
         assert end is not None

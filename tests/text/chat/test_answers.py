@@ -19,7 +19,7 @@ from text.chat.test_tools import cut, pieces_of, random_text
 from text.chat.tool_templates import QWEN35, SMALL_QWEN35, TEMPLATES, TOKENS, thinking_tokenizer
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
-NAMES = ("get_weather", "search")
+NAMES = dict.fromkeys(("get_weather", "search"), "{}")
 Parsed = tuple[str, str, list[tuple[str, str]]]  # thoughts, text, calls
 
 # Outputs as the models write them, special tokens included; and whether the prompt ends with the
@@ -212,7 +212,7 @@ def test_the_beginning_of_a_stop_string_stays_before_a_special_token(
 
 def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     form = AnswerFormat(thinking_tokenizer("hermes"))
-    reader = form.reader((), opened=False)
+    reader = form.reader({}, opened=False)
     given: list[tuple[str, list[Part]]] = [
         ("<th", []), ("ink>", []), ("\n", []), ("a\n", [Thought("a")]), ("b", [Thought("\nb")]),
         (" </", [Thought(" ")]), ("x", [Thought("</x")]), ("\n</think>", []), ("\n", []), ("\nc\n", ["c\n"]),
@@ -221,12 +221,12 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     for text, want in given:
         assert reader.push(text) == want
     assert reader.flush() == []
-    assert form.reader((), opened=False).push("Hello") == ["Hello"]
+    assert form.reader({}, opened=False).push("Hello") == ["Hello"]
 
 
 def test_thought_tokens_are_known_while_they_are_read() -> None:
     form = AnswerFormat(thinking_tokenizer("channels"))
-    reader = form.reader((), opened=False)
+    reader = form.reader({}, opened=False)
     seen = list[bool]()
     for text, token in pieces_of(form.tokenizer, RECORDED["gpt-oss"][2]):
         reader.push(text, token)
@@ -281,7 +281,7 @@ def test_earlier_thoughts_of_qwen35_are_left_out(template: str) -> None:
     """An answer is read as thoughts and text, and becomes a message of the next prompts."""
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
     form = AnswerFormat(tokenizer)
-    reader = form.reader((), opened=True)
+    reader = form.reader({}, opened=True)
     parts = [*reader.push("I add.\n</think>\n\nFour."), *reader.flush()]
     assert parts == [Thought("I add."), "Four."]
     question = {"role": "user", "content": "2 + 2?"}

@@ -24,8 +24,10 @@ from pronk.text.chat.answer_grammar import (
 )
 from pronk.text.chat.answers import AnswerFormat, AnswerReader
 from pronk.text.chat.calls import CallPart
-from pronk.text.chat.dialects import TOOL_DIALECTS, TokenSymbols, find_tool_dialect
-from pronk.text.chat.keywords import KeywordArguments, keyword_rules, not_followed, write_call
+from pronk.text.chat.dialects import TOOL_DIALECTS, find_tool_dialect
+from pronk.text.chat.keywords import KeywordArguments, KeywordSyntax, keyword_rules, write_call
+from pronk.text.chat.symbols import TokenSymbols
+from pronk.text.chat.tagged import TaggedSyntax
 from pronk.text.chat.template import ChatTemplate
 from pronk.text.guide import Guide
 from pronk.text.stream import TextStream
@@ -85,19 +87,33 @@ class Form:
 
     def call(self, name: str, arguments: str) -> str:
         row = self.row
-        if row.has_keywords:
+        if row.name == "lfm2":
             return write_call(name, json.loads(arguments))
+        if isinstance(row.arguments, TaggedSyntax):
+            return (
+                f"{row.before_name}{name}{row.before_arguments}{tagged(row.arguments, arguments)}"
+            )
         return f"{row.before_name}{name}{row.before_arguments}{arguments}{row.after_arguments}"
 
     def written(self, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
         """Return calls as pieces."""
         row = self.row
         bodies = [self.call(*call) for call in calls]
-        groups = [row.separator.join(bodies)] if row.separator else bodies
+        groups = bodies if row.separator is None else [row.separator.join(bodies)]
         sections = [
             f"{row.begin}{row.after_begin}{group}{row.before_end}{row.end}" for group in groups
         ]
-        return pieces_of(self.tokenizer, before + row.between.join(sections))
+        return pieces_of(self.tokenizer, before + row.between_calls.join(sections))
+
+
+def tagged(tags: TaggedSyntax, arguments: str) -> str:
+    """Return arguments between tags, strings without quotation marks."""
+    written = ""
+    for name, value in json.loads(arguments).items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        written += f"{tags.before_key}{name}{tags.after_key}{text}{tags.before_value_end}"
+        written += f"{tags.value_end}{tags.between}"
+    return f"{written}{tags.end}"
 
 
 def pieces_of(tokenizer: Tokenizer, text: str) -> list[tuple[str, int | None]]:
@@ -135,7 +151,12 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_arguments_are_parsed_and_ids_have_the_length_that_the_template_checks(family: str) -> None:
     tokenizer = tool_tokenizer(family)
     given = called(("add", '{"a": 2, "b": "é"}'))
-    written = '[add(a=2, b="é")]' if family == "lfm2" else '{"a": 2, "b": "é"}'
+    own = {
+        "lfm2": '[add(a=2, b="é")]',
+        "parameters": "<parameter=a>\n2\n</parameter>\n<parameter=b>\né\n</parameter>\n",
+        "arg_key": "</arg_key><arg_value>2</arg_value><arg_key>b</arg_key><arg_value>é</arg_value>",
+    }
+    written = own.get(family, '{"a": 2, "b": "é"}')
     assert written in tokenizer.chat([USER, given, answered(0, "4")])
     assert given["tool_calls"][0]["function"]["arguments"] == '{"a": 2, "b": "é"}'
     if family == "mistral list":
@@ -216,6 +237,7 @@ def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
     assert TEMPLATES[row.name] == tokenizer.chat_template
     assert row.after_begin == {
         "hermes": "\n",
+        "parameters": "\n",
         "granite": "[",
         "mistral list": " [",
         "lfm2": "[",
@@ -223,8 +245,7 @@ def test_dialects_are_detected(tokenizer: Tokenizer) -> None:
     assert bool(row.begin) == (
         row.name != "llama" or "<|python_tag|>" in tokenizer.backend.get_vocab()
     )
-    names = ["hermes", "phi", "granite", "mistral list", "mistral", "llama", "lfm2", "channels"]
-    assert [each.name for each in TOOL_DIALECTS] == names
+    assert [each.name for each in TOOL_DIALECTS] == [*TEMPLATES]
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral-nemo"])
@@ -399,7 +420,8 @@ def joined(parts: Parts) -> tuple[str, list[tuple[str, str]]]:
 def read(
     form: Form, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)
 ) -> Any:
-    reader = AnswerReader(form.symbols, form.row, None, names)
+    schemas = {name: SCHEMAS[name] for name in names}
+    reader = AnswerReader(form.symbols, form.row, None, schemas)
     parts = [part for text, token in pieces for part in reader.push(text, token)]
     parts += reader.flush()
     return joined(parts)  # type: ignore[arg-type]
@@ -1112,7 +1134,7 @@ def test_keywords_that_calls_in_python_leave_out(
     assert {
         tokenizer.decode(random_text(tokenizer, guide, seed, {})) for seed in range(20)
     } == written
-    assert not_followed(relaxed.schema) == left_out
+    assert KeywordSyntax().not_followed(relaxed.schema) == left_out
     form = Form(tokenizer)
     guide = form.guide({"f": json.dumps(relaxed.schema)}, allow_text=True, allow_multiple=True)
     grammars_of(tokenizer).compile(guide)

@@ -237,10 +237,57 @@ SMALL_QWEN35 = QWEN35.replace(
     "enable_thinking is defined and enable_thinking is false", "not enable_thinking"
 )
 
+# Rules of Qwen3-Coder: each argument stands between tags of its own, without quotation marks.
+CODER = """{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' + message.content }}
+    {%- for call in message.tool_calls or () %}
+        {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for name, value in call.function.arguments | items %}
+            {%- set text = value | tojson if value is mapping or value is sequence and value is not string else value | string %}
+            {{- '<parameter=' + name + '>\\n' + text + '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# Rules of GLM-4.7: names and values of arguments between tags, without line breaks.
+GLM = """{{- '[gMASK]<sop>' }}
+{%- if tools %}
+    {{- '<|system|><tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|observation|><tool_response>' + message.content + '</tool_response>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>' + message.content }}
+        {%- for call in message.tool_calls or () %}
+            {{- '<tool_call>' + call.function.name }}
+            {%- for name, value in call.function.arguments | items %}
+                {{- '<arg_key>' + name + '</arg_key><arg_value>' }}
+                {{- value if value is string else value | tojson }}
+                {{- '</arg_value>' }}
+            {%- endfor %}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+
 TEMPLATES = {
     "hermes": HERMES,
-    "granite": GRANITE,
+    "parameters": CODER,
+    "arg_key": GLM,
     "phi": PHI,
+    "granite": GRANITE,
     "mistral list": MISTRAL,
     "mistral": NEW_MISTRAL,
     "llama": LLAMA,
@@ -251,6 +298,13 @@ TEMPLATES = {
 TOKENS: dict[str, dict[str, bool]] = {
     "hermes": {
         "<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False, "<think>": False,
+    },
+    "parameters": {
+        "<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False,
+    },
+    "arg_key": {
+        "<|system|>": True, "<|user|>": True, "<|assistant|>": True, "<|observation|>": True, "<tool_call>": False,
+        "</tool_call>": False, "<arg_key>": False, "</arg_key>": False, "<arg_value>": False, "</arg_value>": False,
     },
     "granite": {"<|start_of_role|>": True, "<|end_of_role|>": True, "<|end_of_text|>": True, "<|tool_call|>": True},
     "phi": {

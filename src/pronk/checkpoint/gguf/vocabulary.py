@@ -17,7 +17,9 @@ _KEY_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys about the tokeniz
 # Names of special tokens that end a generation. The metadata key ``tokenizer.ggml.NAME_token_id``
 # has the id of the special token NAME.
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_SPECIAL_NAMES = ("bos", *_END_KEYS, "unknown", "padding")
+# Tokens before the parts of a prompt for filling in the middle.
+_INFILL_KEYS = ("fim_pre", "fim_suf", "fim_mid")
+_SPECIAL_NAMES = ("bos", *_END_KEYS, *_INFILL_KEYS, "unknown", "padding")
 # Ids of special tokens in files with the tokenizer model ``llama`` that do not state them.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 # Tokens with more characters are refused. Only damaged files have them, and the search for a

@@ -144,16 +144,20 @@ class KnownModel(NamedTuple):
         model: the model on the Hub.
         parameters: number of parameters as a text, such as "135M".
         license: the model's license.
+        num_bytes: size of the download as the Hub's pages state it, often in three digits; 0 if
+            unknown.
         sha256: hash that the model's file must have; "" if it is the one that the Hub states.
         package: a wheel that contains the same file; ``None`` if there is none.
         names: names of the model in its own files, in any quantization.
-        sampling: options of ``SamplingParams`` that are recommended for the model.
+        sampling: options of ``SamplingParams`` that are recommended for the model; empty if no
+            recommendation is published.
     """
 
     name: str
     model: HubModel
     parameters: str
     license: str
+    num_bytes: int = 0
     sha256: str = ""
     package: PackageFile | None = None
     names: tuple[str, ...] = ()
@@ -173,12 +177,14 @@ def _known(name: str, row: dict[str, Any]) -> KnownModel:
     assert match is not None, row
     model = _matched_model(match, row.get("revision"))
     package = PackageFile(**row["package"]) if "package" in row else None
-    sampling = {option: value for option, value in row["sampling"].items() if option != "source"}
+    recommended = row.get("sampling", {})
+    sampling = {option: value for option, value in recommended.items() if option != "source"}
     return KnownModel(
         name,
         model,
         row["parameters"],
         row["license"],
+        num_bytes=row.get("bytes", 0),
         sha256=row.get("sha256", ""),
         package=package,
         names=tuple(row["names"]),

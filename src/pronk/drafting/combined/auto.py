@@ -9,14 +9,16 @@ and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pronk.base.checks import check_flag, check_integer
 from pronk.base.errors import CheckpointError, PronkError
 from pronk.base.keywords import known_keywords
+from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.suffix import Suffix
@@ -85,7 +87,7 @@ class Auto(Composite):
         ``pronk-tiny-draft``. The list is empty if none of them works. A head whose file is damaged
         or incomplete is left out with a warning.
         """
-        heads = [head for head in _heads() if head.find_default(target) is not None]
+        heads = [*find_heads(target.folder, target.decoder.config)]
         found: list[Drafter | str] = [*heads]
         if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
             pairs = [
@@ -113,11 +115,24 @@ class Auto(Composite):
         return []
 
 
-def _heads() -> Iterator[Drafter]:
-    """Yield the drafters whose heads may come with a model, without those of missing packages."""
+def find_heads(folder: Path | None, config: ModelConfig) -> dict[Drafter, Path]:
+    """Return the drafters whose heads come with a target model, in order of preference.
+
+    Drafters of missing packages are left out.
+
+    Args:
+        folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
+        config: config of the target.
+
+    Returns:
+        The folder or file of each drafter's head.
+    """
+    drafters = []
     for name in _HEADS:
         with suppress(PronkError):
-            yield make_drafter(name)
+            drafters.append(make_drafter(name))
+    heads = {drafter: drafter.find_default(folder, config) for drafter in drafters}
+    return {drafter: head for drafter, head in heads.items() if head is not None}
 
 
 def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:

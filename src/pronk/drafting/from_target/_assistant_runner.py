@@ -49,14 +49,15 @@ class _Draft:
 class AssistantRunner:
     """Runs an assistant for several requests in shared passes.
 
-    As long as this object exists, the target's cache keeps the final state of every token. Raises
+    As long as this object exists, the target's cache keeps the final state of tokens. Raises
     ``OptionError`` if there is no memory for the states.
     """
 
     def __init__(self, target: Target, assistant: AssistantDecoder) -> None:
         self.target = target
         self.assistant = assistant
-        self.feature = FinalState(target.decoder, target.cache.dtype)
+        # A proposal reads the state of the text's last computed token, whose logits gave the next.
+        self.feature = FinalState(target.decoder, target.cache.dtype, only_logits_rows=True)
         target.save_feature(self.feature, self)
         self.cost_model = CostModel()
         self.relative_size = (
@@ -84,8 +85,12 @@ class AssistantRunner:
 
     @staticmethod
     def _can_draft(chain: Chain) -> bool:
-        """Return whether a request can draft: the text's first token has no state before it."""
-        return chain.max_tokens > 0 and chain.context.root > 0
+        """Return whether a request can draft: there is a state of the token before the last one.
+
+        There is none in the prompt, whose rows before the last have no logits.
+        """
+        context = chain.context
+        return chain.max_tokens > 0 and context.root >= context.sampler.context.num_prompt
 
     def _begin(self, context: DraftContext[tuple[()]]) -> _Draft:
         table = context.block_table

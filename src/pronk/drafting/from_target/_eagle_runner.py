@@ -17,7 +17,7 @@ request with a cached prefix, or after a preemption, has all its rows.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -83,7 +83,13 @@ class EagleRunner:
         self.target = target
         self.head = head
         self.module = ModuleRunner(
-            target, head.config, lambda part, program: head.compile_pass(program, logits=part == 1)
+            target,
+            head.config,
+            lambda part, program: head.compile_pass(program, logits=part == 1),
+            first=1,
+        )
+        self._drafts_chains = (
+            head.backend.drafts_chains and not self.module.pool.config.has_dynamic_rope
         )
         self.feature = head_feature(head, target.decoder, target.cache.dtype)
         target.save_feature(self.feature, self)
@@ -125,7 +131,7 @@ class EagleRunner:
         drafts = {
             key: HeadDraft(context)
             for key, context in contexts.items()
-            if self._reserve(context, rows)
+            if self.module.reserve_again(context, rows)
         }
         if drafts:
             self._run_texts([*drafts.values()])
@@ -146,7 +152,7 @@ class EagleRunner:
         Returns the logits of the last ``most`` of these rows, and the index in the text of the
         token that the first of them predicts; ``None`` if the request cannot draft in this step.
         """
-        if not self._reserve(context, 1):
+        if not self.module.reserve_again(context, 1):
             return None
         draft = HeadDraft(context)
         cache = context.state
@@ -177,17 +183,16 @@ class EagleRunner:
 
     def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        if not self.head.backend.drafts_chains or self.module.pool.config.has_dynamic_rope:
-            return False
         return (
-            context.sampler.stateless_sampler is not None
+            self._drafts_chains
+            and context.sampler.stateless_sampler is not None
             and len(context.tokens) == context.root + 1
         )
 
     def draft_chain(self, chain: Chain) -> None:
         """Draft all tokens of an empty chain in one call of the kernels."""
         context = chain.context
-        if not self._reserve(context, chain.max_tokens):
+        if not self.module.reserve_again(context, chain.max_tokens):
             return
         draft = HeadDraft(context)
         cache = context.state
@@ -224,19 +229,6 @@ class EagleRunner:
         """Drop the rows of draft tokens, and keep the last row of each text."""
         for draft in drafts:
             draft.context.state.append(draft.tokens[:1])
-
-    def _reserve(self, context: DraftContext[DraftCache], rows: int) -> bool:
-        """Reserve KV slots for a text and draft rows; return whether the request can draft.
-
-        See :meth:`ModuleRunner.reserve_again`. A text of one token has no row, so it cannot be
-        drafted for.
-        """
-        # The cache's token of row i is text token i + 1. Token 0 also determines the rows, but has
-        # no row of its own.
-        salt = context.salt + int(context.tokens[0]).to_bytes(4, "little")
-        return self.module.reserve_again(
-            replace(context, tokens=context.tokens[1:], salt=salt), rows
-        )
 
     def _run_texts(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the rows of the texts that the caches lack.

@@ -20,6 +20,7 @@ from typing import NamedTuple, Self
 from pronk.base.checks import check_choice, check_integer, check_path
 from pronk.base.errors import CheckpointError, ConfigError, OptionError, PronkError, refuse
 from pronk.base.keywords import known_keywords
+from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
 from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.drafting.acceptance_stats import DrafterRates
@@ -105,18 +106,17 @@ class Eagle3(Drafter):
     def as_chains(self) -> Self:
         return replace(self, num_nodes=None)
 
-    def find_default(self, target: Target) -> Path | None:
+    def find_default(self, folder: Path | None, config: ModelConfig) -> Path | None:
         """Return the folder of the default head, or ``None`` if there is none."""
-        folder = None if target.folder is None else target.folder / _FOLDER
-        if folder is not None and (folder / "config.json").is_file():
-            return folder
+        if folder is not None and (folder / _FOLDER / "config.json").is_file():
+            return folder / _FOLDER
         # A packaged head is used whatever the weights: quantizations and fine-tunes of its target
         # accept many of its draft tokens, and the planner does not use a head that does not save
         # time.
-        architecture = describe_architecture(target.decoder.config)
-        for config in sorted(_PACKAGED.glob("*/config.json")):
-            if read_json(config, ConfigError)["pronk"]["target"]["architecture"] == architecture:
-                return config.parent
+        architecture = describe_architecture(config)
+        for file in sorted(_PACKAGED.glob("*/config.json")):
+            if read_json(file, ConfigError)["pronk"]["target"]["architecture"] == architecture:
+                return file.parent
         return None
 
     def bind(self, target: Target) -> Eagle3Proposer:
@@ -139,7 +139,7 @@ class Eagle3(Drafter):
         """Return the folder or file of the head; raise OptionError if there is none."""
         if self.model is not None:
             return resolve_model(self.model).absolute()
-        default = self.find_default(target)
+        default = self.find_default(target.folder, target.decoder.config)
         if default is None:
             msg = (
                 f'{self.name}: expected model="…", a folder or a Hub id of a head for this target, '
@@ -181,14 +181,13 @@ class Mtp(Eagle3):
 
     num_tokens: int = 3
 
-    def find_default(self, target: Target) -> Path | None:
+    def find_default(self, folder: Path | None, config: ModelConfig) -> Path | None:
         """Return the target's folder or file if it has an MTP head; ``None`` if there is none.
 
         llama.cpp's converter also writes the head alone, to a file ``mtp-*.gguf``. Such a file
         beside a GGUF file is used if it is of the target's architecture; of several, the first one
         by name. A file that cannot be read is left out with a warning.
         """
-        folder = target.folder
         if folder is None:
             return None
         # The error is raised if the files have changed since the target was loaded.
@@ -197,7 +196,7 @@ class Mtp(Eagle3):
                 return folder
         if not is_gguf(folder):
             return None
-        architecture = describe_architecture(target.decoder.config)
+        architecture = describe_architecture(config)
         for file in sorted(folder.parent.glob(MTP_FILES)):
             try:
                 found = describe_architecture(read_config(file))

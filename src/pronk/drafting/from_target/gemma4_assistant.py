@@ -16,6 +16,7 @@ from typing import Self
 from pronk.base.checks import check_choice, check_integer, check_path
 from pronk.base.errors import ConfigError, OptionError
 from pronk.base.keywords import known_keywords
+from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.tensors import read_json
 from pronk.drafting.from_target._assistant_runner import AssistantRunner
 from pronk.drafting.from_target.modules.gemma4_assistant import (
@@ -64,19 +65,23 @@ class Gemma4Assistant(Drafter):
     def as_chains(self) -> Self:
         return self
 
-    def find_default(self, target: Target) -> Path | None:
+    def find_default(
+        self,
+        folder: Path | None,
+        config: ModelConfig,  # noqa: ARG002 - of the base class
+    ) -> Path | None:
         """Return the folder of an assistant beside the target's folder; ``None``: there is none."""
-        if target.folder is None:
+        if folder is None:
             return None
-        folder = target.folder.with_name(target.folder.name + _SUFFIX)
+        assistant = folder.with_name(folder.name + _SUFFIX)
         with suppress(ConfigError, OSError):
-            if read_json(folder / "config.json", ConfigError).get("model_type") == MODEL_TYPE:
-                return folder
+            if read_json(assistant / "config.json", ConfigError).get("model_type") == MODEL_TYPE:
+                return assistant
         return None
 
     def bind(self, target: Target) -> Gemma4AssistantProposer:
         folder = (
-            self.find_default(target)
+            self.find_default(target.folder, target.decoder.config)
             if self.model is None
             else resolve_model(self.model).absolute()
         )

@@ -113,22 +113,22 @@ class DraftCache:
             num_left = self.pool.rollback(self.block_table, len(self.tokens))
             del self.tokens[num_left:]
 
-    def keep_common_prefix(self, text: Sequence[int]) -> None:
-        """Drop the cached tokens after the longest prefix that ``tokens`` shares with ``text``.
+    def keep_common_prefix(self, text: Sequence[int], first: int, most: int) -> None:
+        """Drop the cached tokens after the first ``most``, and those that are not the text's.
 
-        Unlike :meth:`align`, this method keeps the row of the last token. It is for caches without
-        ``tree`` that begin at the text's first token.
+        Unlike :meth:`align`, this method can keep the row of the last token. It is for caches
+        without ``tree``, whose first token is ``text[first]``.
         """
-        num_kept = common_prefix_length(self.tokens, text, self.num_committed)
-        self.rollback(num_kept)
+        num_kept = common_prefix_length(self.tokens, text, self.num_committed, first)
+        self.rollback(min(num_kept, most))
 
-    def skip_to(self, position: int, text: Sequence[int]) -> None:
-        """Count the first ``position`` tokens of ``text`` as cached, and release their blocks.
+    def skip_to(self, position: int, text: Sequence[int], first: int) -> None:
+        """Count the first ``position`` tokens of ``text[first:]`` as cached; release their blocks.
 
         The drafter cannot run the tokens that the cache lacks. No later row attends to released
         rows, so positions do not change. ``position`` must be at least ``len(tokens)``.
         """
-        self.tokens += text[len(self.tokens) : position]
+        self.tokens += text[first + len(self.tokens) : first + position]
         self.rollback(position)
         self.pool.release_before(self.block_table, position)
         if not self.block_table.blocks:

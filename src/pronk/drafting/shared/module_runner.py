@@ -54,10 +54,15 @@ class ModuleRunner:
     Attributes:
         target: the model whose hidden states the module reads.
         pool: the module's KV pool.
+        first: index in a text of the token of the module's first row, 0 or 1. Row ``i`` has the
+            hidden state of token ``i`` and the embedding of token ``first + i``.
     """
 
-    def __init__(self, target: Target, config: ModelConfig, compile_part: CompilePart) -> None:
+    def __init__(
+        self, target: Target, config: ModelConfig, compile_part: CompilePart, *, first: int = 0
+    ) -> None:
         self.target = target
+        self.first = first
         self.pool = open_pool(target, config)
         self._compile_part = compile_part
         # by number of the part, for version ``_program_version`` of the KV pool
@@ -74,15 +79,25 @@ class ModuleRunner:
         Slots are also allocated for ``extra_rows`` rows after the text. Return False if the pool is
         full.
         """
+        return self._reserve(context, extra_rows, len(context.tokens))
+
+    def _reserve(self, context: DraftContext[DraftCache], extra_rows: int, most: int) -> bool:
+        """Implement :meth:`reserve`; keep at most ``most`` cached tokens."""
         cache = context.state
+        first = self.first
         num_rows = context.block_table.length
         has_window = self.pool.config.window is not None
         with uninterrupted():
             # with a sliding window, cached prefixes could lack the first rows
             if not has_window and not cache.tokens:
-                cache.match_prefix(context.tokens[:num_rows], context.salt)
-            cache.keep_common_prefix(context.tokens)
-            cache.num_committed = num_rows + 1  # the text may end with draft tokens
+                # The tokens before the first row have no row, but determine the rows, too.
+                before = b"".join(
+                    int(each).to_bytes(4, "little") for each in context.tokens[:first]
+                )
+                cache.match_prefix(context.tokens[first : first + num_rows], context.salt + before)
+            cache.keep_common_prefix(context.tokens, first, most)
+            # the text may end with draft tokens
+            cache.num_committed = num_rows + 1 - first
             cache.num_final = 0 if has_window else num_rows
             cache.register_prefix()
             self._release_rows(context)
@@ -97,7 +112,7 @@ class ModuleRunner:
         # these tokens.
         num_lost = context.block_table.num_released * self.target.cache.block_size
         if num_cached < num_lost:
-            cache.skip_to(num_lost, context.tokens)
+            cache.skip_to(num_lost, context.tokens, self.first)
         elif window is None:
             # After a preemption the module would lack these rows, so no request attends to them.
             self.pool.release_before(cache.block_table, num_lost)
@@ -107,7 +122,7 @@ class ModuleRunner:
 
     def _allocate(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
         """Allocate KV slots for the text and ``extra_rows``; return False if the pool is full."""
-        num_slots = len(context.tokens) + extra_rows
+        num_slots = len(context.tokens) - self.first + extra_rows
         if self.pool.config.window is None:
             # for all future tokens at once, to get consecutive blocks
             num_slots += context.max_future_tokens
@@ -128,8 +143,7 @@ class ModuleRunner:
         num_lost = context.block_table.num_released * self.target.cache.block_size
         if context.max_tokens < 1 or num_rows <= num_lost:
             return False
-        context.state.rollback(num_rows - 1)
-        return self.reserve(context, extra_rows)
+        return self._reserve(context, extra_rows, num_rows - 1)
 
     def program(self, part: int) -> Program:
         """Return the program of a part of the module.

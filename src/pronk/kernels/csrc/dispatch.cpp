@@ -186,11 +186,11 @@ void multiply_part(void* argument, int thread, int) {
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[8]) {
+void pronk_sizes(int32_t sizes[9]) {
   const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_adapter), sizeof(pronk_blocks), sizeof(pronk_op),
                         sizeof(pronk_segment), sizeof(pronk_pass),    sizeof(pronk_chain),
-                        sizeof(pronk_recurrence)};
-  for (int i = 0; i < 8; i++) sizes[i] = (int32_t)all[i];
+                        sizeof(pronk_recurrence), sizeof(pronk_sampling)};
+  for (int i = 0; i < 9; i++) sizes[i] = (int32_t)all[i];
 }
 
 int32_t pronk_detect(void) {

@@ -383,21 +383,22 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->kind == PRONK_MIX && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->kind == PRONK_CONVOLVE && (op->taps < 1 || op->taps > MAX_TAPS)) return false;
     if (op->collected && !pass->collected) return false;
+    if (op->output == PRONK_SLOTS && (!op->keys || op->residual || op->wanted)) return false;
     if (op->cache < 0 || op->cache > pass->num_others) return false;
-    // With `collected`, PRONK_STORE writes by row and not by slot.
-    bool uses_cache = (op->keys || op->values) && !op->collected;
+    bool uses_cache = op->keys || op->values;
     if (uses_cache && !has_slots(pass, op)) return false;
   }
   return true;
 }
 
 // Whether activations between operations are bf16: only if every GEMM takes bf16 rows, since others take float32 rows. A
-// router does not count: it widens its input.
+// router does not count: it widens its input. Nor does a feature of a drafter: the bits of the model do not depend on it.
 bool has_bf16_activations(const pronk_op* ops, int64_t count, const IsaKernels* isa) {
   bool any = false;
   for (int64_t i = 0; i < count; i++) {
     bool is_table = ops[i].kind == PRONK_EMBED || ops[i].kind == PRONK_LAYER_INPUTS;
-    if (!ops[i].w || is_table || ops[i].output == PRONK_SCORES) continue;
+    if (!ops[i].w || is_table || ops[i].output == PRONK_SCORES || ops[i].output == PRONK_SLOTS)
+      continue;
     if (ops[i].w->type != PRONK_BF16) return false;
     any = true;
   }

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 21
+#define PRONK_VERSION 22
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -60,8 +60,11 @@ enum pronk_kind {
 enum pronk_rule { PRONK_GATED_DELTA = 0, PRONK_MAMBA2 = 1 };
 // Input or output of an operation. A and B hold activations between operations, SCORES those of a router (f32). C, as
 // wide as the stream, holds one branch of a layer while another is computed. INPUTS (f32) holds the inputs of all layers.
+// SLOTS are the rows' slots of the pool `keys`, of the stream's type and as wide as the output: a result of PRONK_LINEAR or
+// PRONK_NORM that only other programs read, the feature of a drafter.
 enum pronk_buffer {
-  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6
+  PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3, PRONK_SCORES = 4, PRONK_C = 5, PRONK_INPUTS = 6,
+  PRONK_SLOTS = 7
 };
 // What PRONK_LINEAR multiplies.
 // DENSE: each row, by one matrix w.
@@ -282,9 +285,22 @@ typedef struct {
   int32_t (*on_token)(int32_t token, float confidence);  // called with each token; returning 0 ends the chain
 } pronk_chain;
 
+// Options by which a request chooses the target's tokens: those of pronk.sampling.params that need no state besides the
+// tokens of its text.
+typedef struct {
+  uint64_t key;       // key of the request; a position's noise key is hash_token(key, position)
+  float temperature;  // 0: greedy, without noise and truncation
+  float log_min_p;    // logarithm of min-p; minus infinity: none
+  int64_t top_k;      // 0: all tokens
+  double top_p;       // 1: all tokens
+  double repetition, frequency, presence;  // penalties
+  int32_t* counts;    // [vocab] how often the output has each token; null: no penalties
+  const uint8_t* in_prompt;  // [vocab] whether the prompt has a token
+} pronk_sampling;
+
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the eight structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[8]);
+// Write the sizes in bytes of the nine structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[9]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
@@ -315,6 +331,12 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 // Sample the target's token: the first argmax of logits / temperature + Gumbel noise(key, token), or of the logits at
 // temperature 0. Returns -1 if a logit is not finite.
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
+// Follow the target's tokens from the root of a token tree, as long as children have them. `logits` [nodes, vocab] are
+// those after each node, and `position` is that of the token after the root. `parents` [nodes] of a node that may not be
+// accepted is -1. `path` [nodes] receives the accepted nodes, then the token after the last of them. Returns the number of
+// accepted nodes; -1 if a logit is not finite; -2 if memory is exhausted. `counts` is changed during the call only.
+PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
+                               const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa);
 // Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
 // less precision than in pronk_sample, and is 0 if `key` is null. `ids` [vocab] has the token of each logit; null: 0, 1,
 // …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns

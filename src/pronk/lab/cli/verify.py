@@ -41,6 +41,8 @@ _NUM_SAMPLE_PROMPTS = 8  # number of prompts of the sample suite without --limit
 # Options of ``pronk verify`` that need ``--url``, and the others that may be given with it.
 _REMOTE_ONLY = {"api_key_file", "rounds", "tolerance", "timeout"}
 _SHARED = {"url", "model", "as_json", "prompts", "limit", "max_tokens", "seed"}
+# Options that may be given with ``--published``: they do not change a model's outputs.
+_WITH_PUBLISHED = {"published", "model", "kernels", "threads"}
 _server = panel("Server")
 
 
@@ -85,6 +87,10 @@ def verify(
     load: "partial[LLM]",
     remote: "partial[tuple[RemoteServer, RemoteSettings] | None]",
     *,
+    published: Annotated[
+        bool,
+        option("Compare this machine's outputs with the published digests instead.", metavar=""),
+    ] = False,
     drafter: Annotated[
         list[str] | None,
         option(
@@ -146,6 +152,10 @@ def verify(
     [bold]Accepted[/]: accepted draft tokens. Without any, nothing was tested,
     and the table says so.
 
+    With [bold]--published[/] the outputs of a known model are compared with
+    digests of other machines: log-probabilities of a fixed text, and three
+    sampled texts. A model without digests gets the line to contribute.
+
     With [bold]--url[/] a server of any engine is tested for determinism instead:
     the same text alone and in a batch, with and without a cached prefix, at
     different max_tokens, streamed and not; seeds; log-probabilities. --model is
@@ -153,8 +163,8 @@ def verify(
 
     [bold]Exit codes[/]: 0 verified; 1 not verified: a check failed, or a drafter
     given with --drafter (without the option: every drafter) had no draft token
-    accepted in any check; 2 a mistake in the options, or a server that cannot be
-    tested; 130 interrupted, after the results so far.
+    accepted in any check; 2 a mistake in the options, a server that cannot be
+    tested, or a model without published digests; 130 interrupted, after the results so far.
 
     [bold]Examples[/]
 
@@ -166,8 +176,13 @@ def verify(
 
     pronk verify --model ./checkpoint --device cuda --dtype bfloat16
 
+    pronk verify --published --model smollm2
+
     pronk verify --url http://127.0.0.1:8000 --json report.json
     """
+    if published:
+        _check_with_published(command)
+        raise typer.Exit(_verify_published(load))
     if as_json is not None and str(as_json) != "-":
         check_writable("json", as_json)
     connection = remote(one_model(load.keywords["model"]), max_tokens, seed)
@@ -189,6 +204,51 @@ def verify(
         llm = load(loading, budget="all")  # with "auto", some draft tokens would not be verified
     named_prompts = [NamedPrompt(prompt.id, encode(llm, prompt)) for prompt in texts]
     raise typer.Exit(_verify_model(llm, drafter, named_prompts, settings, as_json))
+
+
+def _check_with_published(command: typer.Context) -> None:
+    """Raise OptionError for an option that has no effect on ``--published``, or changes outputs."""
+    for name in given_options(command):
+        if name not in _WITH_PUBLISHED:
+            shown = name.replace("_", "-")
+            found = f"--{shown}; leave it out"
+            refuse(
+                "published",
+                f"expected only --model, --kernels, --threads, found {found}",
+                OptionError,
+            )
+
+
+def _verify_published(load: "partial[LLM]") -> int:
+    """Compare the digests of a model's outputs with the published ones; return the exit code."""
+    from pronk import BITS
+    from pronk.commands import TerminalOutput
+    from pronk.reproducibility import (
+        current,
+        digests,
+        digests_line,
+        model_hash,
+        published_digests,
+    )
+
+    with TerminalOutput(stats=False).loading() as loading:
+        llm = load(loading, drafter="autoregressive", bits="portable")
+    found = digests(llm)
+    sha256 = model_hash(llm.path)
+    expected = current(published_digests(sha256))
+    typer.echo(f"{llm.path.name}: SHA-256 {sha256}, pronk.BITS {BITS}, kernels {llm.kernels}")
+    if not expected:
+        sys.stderr.write(
+            "published: expected digests of this model, found none; add this line to "
+            "src/pronk/checkpoint/hub/digests.json and open a pull request\n"
+        )
+        typer.echo(digests_line(llm.path, sha256, BITS, found))
+        return _EXIT_NOT_TESTED
+    for name, digest in found.items():
+        is_equal = digest == expected[name]
+        verdict = "equal" if is_equal else f"expected {expected[name]}, found {digest}"
+        typer.echo(f"{name}: {verdict}")
+    return 0 if found == expected else _EXIT_NOT_VERIFIED
 
 
 def _verify_model(

@@ -21,6 +21,7 @@ from pronk.backends import Program
 from pronk.base import known_keywords
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer, check_path
+from pronk.checkpoint import ModelConfig
 from pronk.drafting import (
     Apply,
     Capabilities,
@@ -118,15 +119,19 @@ class MultiToken(Drafter):
         tree = check_tree(self.name, self.tree, _MAX_HEADS)  # lists become tuples
         object.__setattr__(self, "tree", tree)
 
-    def find_default(self, target: Target) -> Path | None:
+    def find_default(
+        self,
+        folder: Path | None,
+        config: ModelConfig,  # noqa: ARG002 - of the base class
+    ) -> Path | None:
         """Return the folder ``heads`` in the target's folder, or ``None`` if it has no drafter."""
-        if target.folder is None:
+        if folder is None:
             return None
-        folder = target.folder / "heads"
-        return folder if (folder / "drafter.json").is_file() else None
+        heads = folder / "heads"
+        return heads if (heads / "drafter.json").is_file() else None
 
     def bind(self, target: Target) -> MultiTokenProposer:
-        own = self.find_default(target)
+        own = self.find_default(target.folder, target.decoder.config)
         model = str(own) if self.model is None and own is not None else self.model
         trained = read_trained_drafter(self.name, model, _DEFAULT_FOLDER, target)
         shape = trained.make_shape(HeadsShape)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import LLM, SamplingParams
+from pronk import LLM, SamplingParams, TokenTree
 from pronk.base.arrays import Array
 from pronk.drafting import Sampler
 from pronk.serving import Request
@@ -23,6 +23,9 @@ class LogitsRecorder(Sampler):
     """A sampler that records the target's logits of its latest choice."""
 
     logits: NDArray[np.float32]  # float32 ``[vocab]``, of the latest choice
+
+    def verify(self, tree: TokenTree, logits: object) -> None:
+        """Return ``None``, so that every token is chosen by :meth:`choose`."""
 
     def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""

@@ -104,6 +104,22 @@ def serve(
             metavar="WHICH",
         ),
     ] = None,
+    keep_volatile: Annotated[
+        bool,
+        _server(
+            "Keep the lines of agents' prompts that differ in every request.",
+            "--keep-volatile",
+            metavar="",
+        ),
+    ] = False,
+    reasoning_budget_message: Annotated[
+        str,
+        _server(
+            "Text that closes thoughts which have used up the budget of their request.",
+            metavar="TEXT",
+            show_default="none",
+        ),
+    ] = "",
     moderation_prompt: Annotated[
         Path | None,
         _server(
@@ -190,7 +206,9 @@ def serve(
         limits=limits,
         allowed_drafters=tuple(also),
         guardrails=guardrail_prompt,
+        thinking_message=reasoning_budget_message,
         serve_chat_page=page,
+        keep_volatile=keep_volatile,
     )
     check_launched(llm_options["workers"])
     if not is_launched(llm_options["workers"]):  # under torchrun, only rank 0 opens the port

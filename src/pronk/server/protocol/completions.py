@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from pronk import Completion, Piece
+from pronk import Completion, ContextFile, Piece
 from pronk.server.protocol.answers import Report, TokenTexts
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
@@ -18,6 +18,7 @@ from pronk.server.protocol.request import (
     MaxTokens,
     PreparedRequest,
     Prompts,
+    Text,
     by_sample,
     check_max,
     leaps,
@@ -38,6 +39,7 @@ class CompletionRequest(GuidedRequest):
     places: ClassVar[Sequence[str]] = ("text", "completions")
 
     prompt: Prompts
+    suffix: Text | None = Field(None, description="Text after the place to fill.")
     max_tokens: MaxTokens | Literal[0] | None = None
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
@@ -46,6 +48,10 @@ class CompletionRequest(GuidedRequest):
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or a list of token ids."""
         return list_prompts(self.prompt)
+
+    def context(self) -> list[ContextFile]:
+        """Return the files that the model reads before the text to fill."""
+        return []
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
@@ -56,11 +62,18 @@ class CompletionRequest(GuidedRequest):
         if self.best_of not in (None, self.n or 1):
             problem = f"expected the value of n, found {self.best_of}; leave it out, and use n"
             raise unsupported("best_of", problem)
-        if self.max_tokens == 0 and not self.echo:
-            raise refuse("max_tokens", "expected at least 1, or echo: true with 0; found 0")
+        self.check_length()
+        if self.suffix is not None and self.echo:
+            problem = "expected no echo with a suffix, found true; leave one out"
+            raise unsupported("echo", problem)
         if self.stream and self.echo and self.logprobs is not None:
             problem = "expected stream: false with echo and logprobs, found true; do not stream"
             raise unsupported("logprobs", problem)
+
+    def check_length(self) -> None:
+        """Raise ``ApiError`` if the request wants no text at all."""
+        if self.max_tokens == 0 and not self.echo:
+            raise refuse("max_tokens", "expected at least 1, or echo: true with 0; found 0")
 
     def prepare(
         self, prompts: Sequence[list[int]], tokenizer: Tokenizer, shared_fields: dict[str, Any]

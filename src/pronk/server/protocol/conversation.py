@@ -18,6 +18,7 @@ from pronk.server.protocol.request import (
     EngineInputs,
     PreparedRequest,
     Reply,
+    Text,
     TextRequest,
     by_sample,
     refuse,
@@ -101,6 +102,9 @@ class ConversationRequest(TextRequest):
         None, description="As in OpenRouter's API, or a switch."
     )
     thinking_budget: ThinkingBudget = None
+    thinking_message: Annotated[Text, Field(max_length=1024)] | None = Field(
+        None, description="Text that closes thoughts which have used up the budget."
+    )
     chat_template_kwargs: TemplateOptions | None = Field(
         None, description="Variables of the chat template."
     )
@@ -172,6 +176,24 @@ class ConversationRequest(TextRequest):
         """Whether the last message is the beginning of the answer, which the reply continues."""
         return False
 
+    def check_begun(self, message: Mapping[str, Any]) -> None:
+        """Check the message that the answer continues, in the form of chat templates.
+
+        Raises:
+            ApiError: the message has tool calls, or thoughts without a text after them.
+        """
+        if message.get("tool_calls"):
+            problem = (
+                "expected a last message without tool calls to continue, found one; leave them out"
+            )
+            raise unsupported(self.messages_field, problem)
+        if message.get("reasoning_content") and not message["content"]:
+            problem = (
+                "expected a text after the thoughts of the last message to continue, found none; "
+                "add its beginning, or leave the message out"
+            )
+            raise unsupported(self.messages_field, problem)
+
     def template_options(self) -> dict[str, Any]:
         """Return the request's variables of the chat template, those for thinking included."""
         return self.thinking_wish().template_options() | (self.chat_template_kwargs or {})
@@ -185,7 +207,7 @@ class ConversationRequest(TextRequest):
         yield from self.thinking_wish().report(answers)
         dialect = answers.dialect
         if self.tool_use.allowed_names and not isinstance(dialect, str):
-            yield from self.tool_use.not_enforced(python_syntax=dialect.has_keywords)
+            yield from self.tool_use.not_enforced(dialect.arguments)
 
     def num_logprobs(self) -> int | None:
         """Return the number of likeliest tokens to report; ``None``: no log-probabilities."""
@@ -212,7 +234,7 @@ class ConversationRequest(TextRequest):
         names = self.tool_use.allowed_names
         if not names or not self.tool_use.allows_multiple:
             return None
-        return AnswerCalls(tuple(names), has_form=self.guide() is not None)
+        return AnswerCalls(self.tool_use.schemas(), has_form=self.guide() is not None)
 
     def prepare(
         self,
@@ -235,7 +257,7 @@ class ConversationRequest(TextRequest):
         use = self.tool_use
         ids = prompt.token_ids
         opened = answers.opened_by(ids)
-        names = use.allowed_names
+        schemas = use.schemas()
         form = self.guide()
         thinking: Literal["open", "never", "optional"] = "optional"
         if opened:
@@ -247,8 +269,8 @@ class ConversationRequest(TextRequest):
         ):
             thinking = "never"
         try:
-            guide = answers.grammar(tools=bool(names)).guide(
-                use.schemas(),
+            guide = answers.grammar(tools=bool(schemas)).guide(
+                schemas,
                 form=form,
                 allow_text=use.allows_text,
                 allow_multiple=use.allows_multiple,
@@ -257,14 +279,18 @@ class ConversationRequest(TextRequest):
         except OptionError as error:
             raise self.field_error(error) or error from error
         budget = None if answers.reasoning is None else self.thinking_wish().budget
-        has_blocks = bool(names) or answers.reasoning is not None
+        has_blocks = bool(schemas) or answers.reasoning is not None
         parsers = list[AnswerParser]()
         for _ in range(self.n or 1):
-            reader = answers.reader(names, opened=opened, has_form=form is not None)
+            reader = answers.reader(schemas, opened=opened, has_form=form is not None)
             parser = AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
             parsers.append(parser)
         params = self.params(
-            max_tokens, logprobs=self.num_logprobs(), guide=guide, thinking_budget=budget
+            max_tokens,
+            logprobs=self.num_logprobs(),
+            guide=guide,
+            thinking_budget=budget,
+            thinking_message=self.thinking_message or "",
         )
         texts = TokenTexts(answers.tokenizer)
         reply = self.reply_type(self, shared_fields, texts, len(ids), has_blocks, parsers)

@@ -114,6 +114,7 @@ _TEXT: dict[str, Treatment] = {
     "max_output_tokens": Renamed("max_tokens"),
     "thinking_token_budget": Renamed("thinking_budget"),
     "reasoning_budget": Renamed("thinking_budget"),
+    "reasoning_budget_message": Renamed("thinking_message"),
     "regex": Renamed("guided_regex"),
     # Objects whose fields are options of the request.
     "options": Envelope(),
@@ -210,13 +211,19 @@ _CHAT: dict[str, Treatment] = {
 
 # Options of `/v1/completions`.
 _COMPLETIONS: dict[str, Treatment] = {
-    **_refused(
-        names="suffix template system context raw", advice="write the whole text into prompt"
-    ),
+    **_refused(names="template system context raw", advice="write the whole text into prompt"),
+    "input_prefix": Refused(advice="use prompt, or /infill"),
+    "input_extra": Refused(advice="use /infill"),
+    "input_suffix": Renamed("suffix"),
     **_refused(names="messages", advice="use /v1/chat/completions"),
     **_refused(names="tools", advice="use /v1/chat/completions"),
     **_refused("auto", "none", names="tool_choice", advice="use /v1/chat/completions"),
     **_accepted("parallel_tool_calls"),
+}
+
+# Options of `/infill`.
+_INFILL: dict[str, Treatment] = {
+    "suffix": Renamed("input_suffix"),
 }
 
 # Options of `/v1/responses`.
@@ -356,6 +363,7 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "text": _TEXT,
     "chat": _CHAT,
     "completions": _COMPLETIONS,
+    "infill": _INFILL,
     "responses": _RESPONSES,
     "messages": _ANTHROPIC,
     "ollama": _OLLAMA,

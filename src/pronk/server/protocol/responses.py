@@ -24,6 +24,7 @@ from pronk.server.protocol.request import (
     Text,
     check_encodable,
     check_max,
+    refuse,
     unsupported,
 )
 from pronk.server.protocol.responses_reply import ResponsesReply
@@ -261,9 +262,21 @@ class ResponsesRequest(ConversationRequest):
         None, max_length=MAX_TOOLS
     )
     tool_choice: Choice | None = None
+    continue_final_message: bool | None = Field(
+        None, description="The last item is the beginning of the answer."
+    )
+
+    @property
+    def continues_answer(self) -> bool:
+        return bool(self.continue_final_message)
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
+        last = self.input[-1]
+        is_answer = isinstance(last, InputItem) and last.role == "assistant"
+        if self.continues_answer and not is_answer:
+            problem = "expected a last message of the role 'assistant' to continue, found another"
+            raise refuse("input", f"{problem} item")
         check_max("n", self.n, 1)
         check_max("top_logprobs", self.top_logprobs, limits.logprobs)
         for item in self.input:

@@ -22,7 +22,7 @@ from pronk.server.protocol.guides import NAME_PATTERN
 from pronk.server.protocol.request import Record, Skipped, Text, check_max, refuse, unsupported
 from pronk.server.protocol.unions import OneOf, type_of
 from pronk.serving import MAX_SIZE
-from pronk.text import TOOL_NAME, Relaxed, not_followed, relax_arguments, relax_tools
+from pronk.text import TOOL_NAME, ArgumentSyntax, Relaxed, relax_arguments, relax_tools
 
 # Maximum number of tools in one request. OpenAI's API allows 128, but agents with MCP servers send
 # more.
@@ -379,14 +379,14 @@ class ToolUse:
             relaxed[function.name] = each.schema
         return {name: json.dumps(relaxed[name], ensure_ascii=False) for name in self.allowed_names}
 
-    def not_enforced(self, *, python_syntax: bool = False) -> list[str]:
+    def not_enforced(self, syntax: ArgumentSyntax | None = None) -> list[str]:
         """Return the paths of keywords in the tools' schemas that the answer's calls may violate.
 
         For example ``tools[0].function.parameters.not``.
 
         Args:
-            python_syntax: whether the model writes calls in Python's syntax
-                (``ToolDialect.has_keywords``), in which fewer keywords are enforced.
+            syntax: syntax of the model's arguments, of which some enforce fewer keywords than
+                JSON; ``None``: JSON.
 
         Raises:
             ApiError: the schema of any tool allows no object.
@@ -398,8 +398,8 @@ class ToolUse:
             if function.name not in allowed:
                 continue
             keywords = [*relaxed.dropped]
-            if python_syntax:
-                keywords += not_followed(relaxed.schema)
+            if syntax is not None:
+                keywords += syntax.not_followed(relaxed.schema)
             for keyword in dict.fromkeys(keywords):
                 fields.append(join_path((*path, keyword) if keyword else path))
         return fields

@@ -120,9 +120,9 @@ class ModelReader:
 class Dispatcher:
     """Distributes requests over replicas, with the interface of :class:`~pronk.async_llm.AsyncLLM`.
 
-    Replicas with equal model and kernels generate the same text for the same seed. If a replica
+    Replicas with equal model and bits generate the same text for the same seed. If a replica
     dies, another one therefore continues its requests after the delivered tokens. If all other
-    replicas have another model or other kernels, the request fails.
+    replicas have another model or other bits, the request fails.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class _FailureCounts:
     count: int = 0
     # Number of replicas that died while repeating tokens that the client already has.
     replay_deaths: int = 0
-    # Number of replicas with another model or other kernels, which cannot continue the text.
+    # Number of replicas with another model or other bits, which cannot continue the text.
     mismatches: int = 0
     # Sum of 1 / (number of requests on the replica at its death) over the dead replicas, because
     # any of these requests may be the cause.
@@ -384,7 +384,7 @@ class _FailureCounts:
         self.mismatches += 1
         if self.mismatches >= _MAX_MISMATCHES:
             msg = (
-                f"expected a replica of the same model and kernels to resume on, found {error}; "
+                f"expected a replica of the same model and bits to resume on, found {error}; "
                 "try again"
             )
             raise ResumeError(msg) from error

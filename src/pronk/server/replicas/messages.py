@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pronk import LLM, Drafter, OptionError, Piece, SamplingParams
+from pronk import BITS, LLM, Drafter, OptionError, Piece, SamplingParams
 from pronk.backends import installed_library
 from pronk.checkpoint import Fingerprint, ModelConfig
 from pronk.serving import EngineLoad
@@ -21,10 +21,10 @@ from pronk.text import AnswerCalls, Tokenizer
 class ReplicaInfo:
     """Description of a replica: what its tokens depend on, and its default drafter."""
 
-    # JSON text of all that the generated tokens depend on: model, format of the weights, kernels.
+    # JSON text of all that the generated tokens depend on: model, format of the weights, bits.
     # Replicas with equal identities generate the same text for the same seed.
     identity: str
-    model: str  # JSON text: ``identity`` without its entry ``kernels``
+    model: str  # JSON text: ``identity`` without its entry ``bits``
     kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
     drafter: str  # name of the default drafter
 
@@ -102,11 +102,20 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
         "adapters": adapters,
         "guides": _version("llguidance"),
     }
+    return json.dumps({**model, "bits": _bits(llm)}), json.dumps(model)
+
+
+def _bits(llm: LLM) -> str:
+    """Return what the bits of logits depend on besides the model.
+
+    Portable bits depend on ``pronk.BITS`` alone: replicas on other processors, with libraries
+    of other compilers, continue each other's texts.
+    """
     if llm.kernels == "torch":
-        kernels = f"torch {_version('torch')}"
-    else:
-        kernels = f"{llm.kernels} {_library_digest()}"
-    return json.dumps({**model, "kernels": kernels}), json.dumps(model)
+        return f"torch {_version('torch')}"
+    if llm.bits == "portable":
+        return f"portable {BITS}"
+    return f"fast {llm.kernels} {_library_digest()}"
 
 
 def _library_digest() -> str:

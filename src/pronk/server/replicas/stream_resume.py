@@ -22,7 +22,7 @@ _MAX_PRIORITY = 2**31
 
 
 class ReplicaMismatchError(Exception):
-    """Error that a replica has another model or other kernels than the one that began the text."""
+    """Error that a replica has another model or other bits than the one that began the text."""
 
 
 class ResumableStream:

@@ -49,8 +49,8 @@ from typing import Any, Literal
 
 from pronk.base.errors import OptionError, refuse
 from pronk.text.chat.calls import AFTER_NAME, BEFORE_NAME, OPENINGS
-from pronk.text.chat.dialects import MAX_IDENT, ReasoningFormat, TokenSymbols, ToolDialect
-from pronk.text.chat.keywords import keyword_rules
+from pronk.text.chat.dialects import MAX_IDENT, ReasoningFormat, ToolDialect
+from pronk.text.chat.symbols import TokenSymbols
 from pronk.text.guide import MAX_SIZE, Guide, schema_text
 from pronk.text.json_schema.relax import Relaxed, check, relax
 from pronk.text.json_schema.translation import TYPES
@@ -222,7 +222,7 @@ class AnswerGrammar:
             return [*self._text_and_calls(dialect, schemas, allow_multiple=allow_multiple), *rules]
         call = "body" if dialect.marker_optional else f"{self.symbols.grammar(dialect.begin)} body"
         if allow_multiple and dialect.repeats_markers:
-            call += f" ({self.symbols.grammar(dialect.between)} {call}){_MORE_CALLS}"
+            call += f" ({self.symbols.grammar(dialect.between_calls)} {call}){_MORE_CALLS}"
         return [f"answer: {call} | {content}" if allow_text else f"answer: {call}", *rules]
 
     def _calls(
@@ -234,7 +234,7 @@ class AnswerGrammar:
         """
         text = self.symbols.grammar
         more = ""
-        if dialect.separator and allow_multiple:
+        if dialect.separator is not None and allow_multiple:
             more = f" ({text(dialect.separator)} call){_MORE_CALLS}"
         end = f"{text(dialect.before_end)} {text(dialect.end)}"
         rules = [f"body: {text(dialect.after_begin)} call{more} {end}"]
@@ -247,14 +247,12 @@ class AnswerGrammar:
             ident = f"({text(dialect.before_ident)} /[a-zA-Z0-9]{{1,{MAX_IDENT}}}/)?"
         before_arguments = text(dialect.before_arguments)
         values = dict[str, str]()
+        rules += dialect.arguments.shared_rules(self.symbols)
         for number, (schema, names) in enumerate(groups.items()):
             arguments = f"arguments_{number}"
             name = f"/{_one_of(names)}/"
             rules.append(f"{tools[number]}: {name} {ident} {before_arguments} {arguments}")
-            if dialect.has_keywords:
-                rules += keyword_rules(arguments, schema, values)
-            else:
-                rules.append(f"{arguments}: %json {schema}")
+            rules += dialect.arguments.rules(arguments, schema, values, self.symbols)
         return rules
 
     def _text_and_calls(

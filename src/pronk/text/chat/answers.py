@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,11 +12,10 @@ from pronk.text.chat.calls import BareCallReader, CallPart, CallReader
 from pronk.text.chat.dialects import (
     REASONING_FORMATS,
     ReasoningFormat,
-    TokenSymbols,
     ToolDialect,
     find_tool_dialect,
-    plain_text,
 )
+from pronk.text.chat.symbols import TokenSymbols, plain_text
 from pronk.text.chat.template import in_channels, nearest_effort
 from pronk.text.chat.thoughts import ChannelReader, Thought, ThoughtReader
 from pronk.text.thinking import ThinkingMarkers
@@ -82,6 +81,30 @@ class AnswerFormat:
         """Return whether a prompt ends with the end marker of thoughts, so that none follow."""
         return self.thinking_markers is not None and self.thinking_markers.closed_by(prompt)
 
+    def begin_answer(self, prompt: Sequence[int], text: str, thoughts: str = "") -> list[int]:
+        """Return the token ids of a prompt and of the beginning of its answer.
+
+        Thoughts that the prompt has begun are closed. Names of special tokens in ``text`` and
+        ``thoughts`` become ordinary tokens.
+
+        Args:
+            prompt: token ids of the conversation, with the header of an answer.
+            text: beginning of the answer's text.
+            thoughts: thoughts before the text; ignored if :meth:`takes_thoughts` is False.
+        """
+        opened = self.opened_by(prompt)
+        thoughts = thoughts if self.takes_thoughts(prompt) else ""
+        form = "{}{}"
+        if self.reasoning is not None and (opened or thoughts):
+            begin = "" if opened else f"{self.reasoning.begin}\n"
+            line_end = "\n" if thoughts else ""
+            form = f"{begin}{{}}{line_end}{self.reasoning.end}\n\n{{}}"
+        return [*prompt, *self.tokenizer.encode_form(form, thoughts, text)]
+
+    def takes_thoughts(self, prompt: Sequence[int]) -> bool:
+        """Return whether thoughts may follow a prompt: the model thinks, and they are not over."""
+        return self.reasoning is not None and not self.closed_by(prompt)
+
     def nearest_effort(self, effort: str) -> str:
         """Return the effort of thinking that the chat template follows instead of ``effort``.
 
@@ -104,20 +127,21 @@ class AnswerFormat:
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
     def reader(
-        self, names: Collection[str], *, opened: bool, has_form: bool = False
+        self, schemas: Mapping[str, str], *, opened: bool, has_form: bool = False
     ) -> AnswerReader:
         """Return a parser of one answer.
 
         Args:
-            names: names of the tools that the answer may call.
+            schemas: schema of the arguments, as JSON text, of each tool that the answer may call,
+                by the tool's name.
             opened: whether the prompt ends with the begin marker of thoughts (:meth:`opened_by`).
             has_form: whether text has a required form, such as JSON. If so, only calls with markers
                 are recognized.
         """
-        dialect = self._dialect() if names else None
+        dialect = self._dialect() if schemas else None
         if has_form and dialect is not None:
             dialect = replace(dialect, allows_bare=False)
-        return AnswerReader(self.symbols, dialect, self.reasoning, names, opened=opened)
+        return AnswerReader(self.symbols, dialect, self.reasoning, schemas, opened=opened)
 
     def _dialect(self) -> ToolDialect:
         if isinstance(self.dialect, str):
@@ -132,7 +156,8 @@ class AnswerReader:
         symbols: symbols of the model's tokens.
         dialect: format of calls; ``None`` for an answer without calls.
         reasoning: format of thoughts; ``None`` for an answer without thoughts.
-        names: names of the tools that the answer may call.
+        schemas: schema of the arguments, as JSON text, of each tool that the answer may call, by
+            the tool's name; ``None``: the answer has no calls.
         opened: whether the prompt ends with the begin marker of thoughts.
     """
 
@@ -141,16 +166,19 @@ class AnswerReader:
         symbols: TokenSymbols,
         dialect: ToolDialect | None,
         reasoning: ReasoningFormat | None,
-        names: Collection[str] = (),
+        schemas: Mapping[str, str] | None = None,
         *,
         opened: bool = False,
     ) -> None:
         self._symbols = symbols
+        schemas = schemas or {}
         in_channels = any(row is not None and row.before_text for row in (dialect, reasoning))
-        self._channels = ChannelReader(symbols, names) if in_channels else None
+        self._channels = ChannelReader(symbols, schemas) if in_channels else None
         self._thoughts = ThoughtReader(reasoning, symbols, opened=opened)
-        self._calls = None if dialect is None else CallReader(dialect, symbols, names)
-        self._bare = BareCallReader(names) if dialect is not None and dialect.allows_bare else None
+        self._calls = None if dialect is None else CallReader(dialect, symbols, schemas)
+        self._bare = (
+            BareCallReader(schemas) if dialect is not None and dialect.allows_bare else None
+        )
 
     @property
     def in_call(self) -> bool:
@@ -214,12 +242,13 @@ class AnswerCalls:
     """The tool calls that may be recognized in an answer.
 
     Attributes:
-        names: names of the tools that the answer may call.
+        schemas: schema of the arguments, as JSON text, of each tool that the answer may call, by
+            the tool's name.
         has_form: whether the answer's text has a required form, such as JSON. If so, only calls
             with markers are recognized.
     """
 
-    names: tuple[str, ...]
+    schemas: Mapping[str, str]
     has_form: bool = False
 
 

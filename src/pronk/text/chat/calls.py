@@ -8,21 +8,17 @@ of a call are emitted as the model writes them, even if the answer ends within t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 
-from pronk.text.chat.dialects import MAX_IDENT, TOOL_NAME, TokenSymbols, ToolDialect, plain_text
-from pronk.text.chat.keywords import KeywordArguments
+from pronk.text.chat.arguments import ArgumentReader, JsonEnd
+from pronk.text.chat.dialects import MAX_IDENT, TOOL_NAME, ToolDialect
+from pronk.text.chat.symbols import TokenSymbols, plain_text
 
 # Maximum characters from the beginning of a call to the end of the tool's name. The name has up to
 # 128; anything longer is text.
 _MAX_CALL_START = 264
-# Characters that matter outside JSON strings: they begin a string or change the nesting.
-_OUTSIDE_STRING = re.compile(r'["{}\[\]]')
-# Characters that matter within a JSON string: they end it or escape the next character.
-_INSIDE_STRING = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True)
@@ -47,53 +43,6 @@ def new_call_id() -> str:
     return f"call_{token_hex(12)}"
 
 
-class JsonEnd:
-    """Incremental search for the end of a JSON object or list in a streamed text.
-
-    The text begins with the opening bracket of the object or list.
-    """
-
-    def __init__(self) -> None:
-        self._depth = 0  # number of open brackets
-        self._quoted = False  # whether the next character is within a string
-        self._escaped = False  # whether the next character is escaped by a backslash
-
-    @property
-    def found(self) -> bool:
-        """Whether all brackets were closed, so that the object or list is complete."""
-        return self._depth == 0
-
-    def read(self, text: str, at: int) -> tuple[int, str]:
-        """Read ``text`` from the offset ``at`` up to the bracket that closes the object or list.
-
-        Without that bracket, read to the end of the text.
-
-        Returns:
-            The offset after the characters read, and these characters.
-        """
-        stop = at
-        while stop < len(text):
-            if self._escaped:
-                self._escaped = False
-                stop += 1
-                continue
-            pattern = _INSIDE_STRING if self._quoted else _OUTSIDE_STRING
-            match = pattern.search(text, stop)
-            if match is None:
-                return len(text), text[at:]
-            mark = match[0]
-            stop = match.end()
-            if mark == "\\":
-                self._escaped = True
-            elif mark == '"':
-                self._quoted = not self._quoted
-            else:
-                self._depth += 1 if mark in "{[" else -1
-                if self.found:
-                    break
-        return stop, text[at:stop]
-
-
 class CallReader:
     """Streaming parser that splits the symbols of one answer into text and tool calls.
 
@@ -103,15 +52,19 @@ class CallReader:
     Args:
         dialect: format of the model's calls.
         symbols: symbols of the model's tokens.
-        names: names of the tools; a call of another tool is text.
+        schemas: schema of the arguments, as JSON text, of each tool, by the tool's name; a call of
+            another tool is text.
 
     Attributes:
         in_call: whether the text read last is within a call, after the name of the tool.
     """
 
-    def __init__(self, dialect: ToolDialect, symbols: TokenSymbols, names: Collection[str]) -> None:
+    def __init__(
+        self, dialect: ToolDialect, symbols: TokenSymbols, schemas: Mapping[str, str]
+    ) -> None:
         self._dialect = dialect
-        self._names = frozenset(names)
+        self._symbols = symbols
+        self._schemas = schemas
         text = symbols.of_text
         # symbols of the begin marker; empty if the format has none
         self._trigger = text(dialect.begin)
@@ -124,11 +77,15 @@ class CallReader:
         self._before_arguments = text(dialect.before_arguments)
         # Texts between the name of the tool and its arguments, each with the method to call after
         # it.
-        brace = "" if dialect.has_keywords else "{"
-        self._openings = {self._before_arguments + brace: self._begin_arguments}
-        self._end_of_call = text(dialect.after_arguments + dialect.before_end + dialect.end)
-        next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
-        self._next_call = next_call if dialect.separator else ""
+        opening = self._before_arguments + dialect.arguments.opening
+        self._openings = {opening: self._begin_arguments}
+        # Texts after the arguments, each with the method to call after it.
+        self._endings = {
+            text(dialect.after_arguments + dialect.before_end + dialect.end): self._end
+        }
+        if dialect.separator is not None:
+            next_call = text(dialect.after_arguments + dialect.separator + dialect.before_name)
+            self._endings[next_call] = self._begin_name
         self._output: list[str | CallPart] = []
         self._num_calls = 0  # number of calls in the answer so far
         # white space that was read and is emitted only if text follows
@@ -144,7 +101,7 @@ class CallReader:
         self._before = ""
         self._name = ""  # the characters of the tool's name that were read so far
         self.in_call = False
-        self._arguments: JsonEnd | KeywordArguments = JsonEnd()
+        self._arguments: ArgumentReader = JsonEnd()
         # State of the parser: the method for the next symbols. It reads the text from an offset on,
         # and returns the next offset.
         self._read: Callable[[str, int], int] = self._read_text
@@ -249,8 +206,10 @@ class CallReader:
             self._seen += character
             self._name += character
             return at + 1
-        ends_name = character in {self._before_arguments[0], *self._before_ident[:1]}
-        if not ends_name or self._name not in self._names:
+        self._name = self._without_ident(self._name)
+        starts = (self._before_arguments[:1], self._before_ident[:1])
+        ends_name = not self._before_arguments or character in starts
+        if not ends_name or self._name not in self._schemas:
             self._release()
             return at
         self._output.append(CallPart(self._num_calls, "", new_call_id(), self._name))
@@ -262,6 +221,16 @@ class CallReader:
         self._expect({**self._openings, **ident})
         # the character at this offset begins the text before the arguments, or before an id
         return at
+
+    def _without_ident(self, name: str) -> str:
+        """Return the name of the tool without an id after it, such as ``f`` for Kimi's ``f:0``.
+
+        In this format, the marker before the id is a character that names may contain.
+        """
+        marker = self._before_ident
+        if name in self._schemas or not marker or TOOL_NAME.fullmatch(marker) is None:
+            return name
+        return name.rpartition(marker)[0] or name
 
     def _begin_ident(self) -> None:
         self._read = self._read_ident
@@ -283,19 +252,17 @@ class CallReader:
 
     def _begin_arguments(self) -> None:
         self._read = self._read_arguments
-        if self._dialect.has_keywords:
-            self._arguments = KeywordArguments()
-        else:
-            self._arguments = JsonEnd()
-            self._read_arguments("{", 0)
+        syntax = self._dialect.arguments
+        schema = json.loads(self._schemas[self._name])
+        self._arguments = syntax.reader(schema, self._symbols)
+        self._read_arguments(syntax.opening, 0)
 
     def _read_arguments(self, text: str, at: int) -> int:
         stop, arguments = self._arguments.read(text, at)
         if arguments:
             self._output.append(CallPart(self._num_calls - 1, plain_text(arguments)))
         if self._arguments.found:  # next is the end marker, or another call
-            next_call = {self._next_call: self._begin_name} if self._next_call else {}
-            self._expect({self._end_of_call: self._end, **next_call})
+            self._expect(self._endings)
         return stop
 
     def _end(self) -> None:

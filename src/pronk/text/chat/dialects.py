@@ -7,8 +7,11 @@ of :data:`TOOL_DIALECTS`:
 ================  ====================================================================
 row               models
 ================  ====================================================================
-``hermes``        Hermes, Qwen, SmolLM3, Granite 4; a call without markers may be the
-                  whole answer (:class:`~pronk.text.chat.calls.BareCallReader`)
+``hermes``        Hermes, Qwen until 3, SmolLM3, Granite 4; a call without markers may be
+                  the whole answer (:class:`~pronk.text.chat.calls.BareCallReader`)
+``parameters``    Qwen3-Coder, Qwen 3.5, Nemotron 3: arguments between tags
+                  (:mod:`pronk.text.chat.tagged`)
+``arg_key``       GLM since 4.5: names and values of arguments between tags
 ``phi``           Phi-4-mini
 ``granite``       Granite 3
 ``mistral list``  Mistral before 2025: a list of calls
@@ -25,114 +28,16 @@ A new family of models adds a row to :data:`TOOL_DIALECTS` or to :data:`REASONIN
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pronk.base.errors import PromptError
+from pronk.text.chat.arguments import ArgumentSyntax, JsonSyntax
+from pronk.text.chat.keywords import KeywordSyntax
+from pronk.text.chat.symbols import TokenSymbols
+from pronk.text.chat.tagged import TaggedSyntax
 from pronk.text.tokenizer import Tokenizer
-
-# Markers of all formats that may be special tokens. The symbol of marker number i, counted from 0,
-# is the lone surrogate U+D800 + i.
-_MARKERS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>",
-    "</think>", "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>",
-    "<|end|>", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|tool_call_start|>",
-    "<|tool_call_end|>",
-)  # fmt: skip
-_FIRST = 0xD800  # code of the first lone surrogate
-OTHER_SYMBOL = "\udfff"  # symbol of each special token that is no marker in _MARKERS
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-class TokenSymbols:
-    """Symbols of one tokenizer's tokens and of the markers of formats.
-
-    A decoded text lacks special tokens, and a model may write their names with ordinary tokens.
-    Therefore parsers of answers read *symbols*: decoded text in which a lone surrogate, which no
-    decoded text contains, stands for each special token. A marker of a format, such as
-    ``[TOOL_CALLS]``, becomes a lone surrogate as well if it is a special token of the tokenizer;
-    otherwise, the marker stays text.
-
-    Attributes:
-        of_marker: symbol of each marker that is a special token.
-        id_only: ids of the added tokens that llguidance matches by their ids alone, by their names.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.backend.get_added_tokens_decoder()
-        special = {token.content: token_id for token_id, token in added.items() if token.special}
-        self.of_marker = {
-            name: chr(_FIRST + number) for number, name in enumerate(_MARKERS) if name in special
-        }
-        self._symbols = {special[name]: symbol for name, symbol in self.of_marker.items()}
-        self.id_only = {
-            token.content: token_id
-            for token_id, token in added.items()
-            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
-        }
-
-    def of_token(self, token: int) -> str:
-        """Return the text of a token; a lone surrogate for a special token.
-
-        For a token that is only a part of a character, the result is unspecified.
-        """
-        return self.of_special(token) or self._tokenizer.token_text(token) or ""
-
-    def of_special(self, token: int | None) -> str:
-        """Return the lone surrogate that stands for a special token; ``""`` for another token."""
-        if token in self._symbols:
-            return self._symbols[token]
-        return OTHER_SYMBOL if token in self._tokenizer.special_ids else ""
-
-    def of_text(self, text: str) -> str:
-        """Return a text with a lone surrogate for each marker that is a special token.
-
-        Examples of markers are ``[TOOL_CALLS]`` and ``[ARGS]`` in ``[TOOL_CALLS]add[ARGS]``.
-        """
-        for name, symbol in self.of_marker.items():
-            text = text.replace(name, symbol)
-        return text
-
-    def grammar(self, text: str) -> str:
-        """Return a Lark expression that matches a text with markers, such as ``"a" <[7]> "b"``.
-
-        The expression of an empty text is empty.
-        """
-        if not text:
-            return ""
-        names = [re.escape(name) for name in _MARKERS if name in self.id_only]
-        parts = re.split(f"({'|'.join(names)})", text) if names else [text]
-        terms = list[str]()
-        for part in filter(None, parts):
-            if part in self.id_only:
-                terms.append(f"<[{self.id_only[part]}]>")
-            else:
-                terms.append(json.dumps(part, ensure_ascii=False))
-        return " ".join(terms)
-
-    def other_ids(self, *markers: str) -> str:
-        """Return a Lark expression for the tokens of ``id_only``, such as ``<[3,7-9]>``.
-
-        The tokens ``markers`` and the end of text are left out. Without tokens, the expression is
-        empty.
-        """
-        ids = {token_id for text, token_id in self.id_only.items() if text not in markers}
-        ids -= {*self._tokenizer.eos_ids}
-        spans = []
-        for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
-            run = [token for _, token in group]
-            spans.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
-        return f"<[{','.join(spans)}]>" if spans else ""
-
-
-def plain_text(symbols: str) -> str:
-    """Return a text of symbols without those of special tokens, which are lone surrogates."""
-    return _SURROGATES.sub("", symbols)
-
 
 # Names of tools that are accepted. OpenAI's API allows up to 64 letters, digits, _ and -; tools of
 # MCP servers have longer names.
@@ -163,21 +68,21 @@ class ToolDialect:
     Attributes:
         name: name of the format.
         template: regular expression for the call in the trial rendering; each named group replaces
-            the field of that name.
+            the field of that name, in the dialect or in its syntax of arguments.
         begin: marker before calls; empty if the format has none.
         before_ident: marker between the name of the tool and an id that the model may write; empty
             if the format has no ids.
         end: marker after calls.
-        separator: text between calls within one pair of markers; empty if each call has its own
-            pair.
+        separator: text between calls within one pair of markers; ``None`` if each call has its
+            own pair.
         marker_optional: whether ``begin`` may be missing before a call at the beginning of an
             answer.
         allows_bare: whether a call without markers may be the whole answer.
         repeats_markers: whether each of several calls has its own markers.
-        between: text between calls that have their own markers.
+        between_calls: text between calls that have their own markers.
         before_text: header of text in the format ``channels``; empty in the other formats.
-        has_keywords: whether arguments have Python's syntax, up to the closing parenthesis;
-            otherwise, they are a JSON object.
+        arguments: syntax of the arguments. If arguments end with a text of their own, this text
+            belongs to the syntax.
     """
 
     name: str
@@ -190,13 +95,13 @@ class ToolDialect:
     after_arguments: str = "}"
     before_end: str = ""
     end: str = ""
-    separator: str = ""
+    separator: str | None = None
     marker_optional: bool = False
     allows_bare: bool = False
     repeats_markers: bool = False
-    between: str = ""
+    between_calls: str = ""
     before_text: str = ""
-    has_keywords: bool = False
+    arguments: ArgumentSyntax = field(default_factory=JsonSyntax)
 
 
 _CALL_START = rf'\{{"name": "{_PROBE}", '
@@ -211,7 +116,36 @@ TOOL_DIALECTS = (
         end="</tool_call>",
         allows_bare=True,
         repeats_markers=True,
-        between="\n",
+        between_calls="\n",
+    ),
+    ToolDialect(
+        "parameters",
+        rf"<tool_call>(?P<after_begin>\s*)<function={_PROBE}(?P<before_arguments>>\s*)"
+        r"<parameter=x(?P<after_key>>\s*)1(?P<before_value_end>\s*)</parameter>(?P<between>\s*)"
+        r"</function>(?P<before_end>\s*)</tool_call>",
+        begin="<tool_call>",
+        before_name="<function=",
+        before_arguments=">",
+        after_arguments="",
+        end="</tool_call>",
+        repeats_markers=True,
+        between_calls="\n",
+        arguments=TaggedSyntax("<parameter=", ">", "</parameter>", "</function>"),
+    ),
+    ToolDialect(
+        "arg_key",
+        # GLM-4.6 has line breaks between all parts of an answer, GLM-4.7 has none.
+        rf"<tool_call>{_PROBE}(?=(?P<between_calls>\s*))(?P<before_arguments>\s*)"
+        r"<arg_key>x(?P<after_key></arg_key>\s*<arg_value>)1</arg_value>(?P<between>\s*)"
+        r"</tool_call>",
+        begin="<tool_call>",
+        before_name="",
+        before_arguments="",
+        after_arguments="",
+        repeats_markers=True,
+        arguments=TaggedSyntax(
+            "<arg_key>", "</arg_key><arg_value>", "</arg_value>", "</tool_call>"
+        ),
     ),
     ToolDialect(
         "phi",
@@ -265,7 +199,7 @@ TOOL_DIALECTS = (
         before_end="]",
         end="<|tool_call_end|>",
         separator=", ",
-        has_keywords=True,
+        arguments=KeywordSyntax(),
     ),
     ToolDialect(
         "channels",
@@ -343,6 +277,11 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
         # the last match, as templates may show examples of calls before
         groups = matches[-1].groupdict()
         changes: dict[str, Any] = {name: text for name, text in groups.items() if text is not None}
+        if isinstance(row.arguments, TaggedSyntax):
+            own = {each.name for each in fields(row.arguments)} & {*changes}
+            changes["arguments"] = replace(
+                row.arguments, **{name: changes.pop(name) for name in own}
+            )
         if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
             changes["begin"] = ""
         return replace(row, **changes)

@@ -2,7 +2,7 @@
 
 :class:`KeywordArguments` converts arguments to JSON while the model writes them, one argument at a
 time. A value is a literal of Python or JSON; any other value becomes a string. An argument without
-a name gets its number as its name. :func:`keyword_rules` returns the grammar that forces such
+a name gets its number as its name. :class:`KeywordSyntax` has the grammar that forces such
 arguments, and :func:`write_call` writes the calls of earlier messages.
 """
 
@@ -11,11 +11,18 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pronk.text.json_schema.trial import accepts
+from pronk.text.chat.arguments import (
+    ArgumentReader,
+    ArgumentSyntax,
+    NamedArguments,
+    NamedRules,
+    with_shared,
+)
+from pronk.text.chat.symbols import TokenSymbols
 
 _NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _SPECIAL = re.compile("[\ud800-\udfff]")  # lone surrogates, which stand for special tokens
@@ -31,11 +38,6 @@ _NO_ESCAPE = re.compile(r"""(\\[\\'"abfnrtvxuUN0\n])|\\""")
 
 # Lark expression for the name of an argument that may have any name
 _ANY_NAME = '/[a-zA-Z_][a-zA-Z_0-9]{0,63}/ "="'
-
-# Keywords of a translated schema that the grammar of keyword arguments does not enforce.
-_CONSTRAINTS = frozenset(
-    {"allOf", "anyOf", "$ref", "const", "enum", "minProperties", "maxProperties"}
-)
 
 
 class KeywordArguments:
@@ -161,123 +163,47 @@ def _literal(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+@dataclass(frozen=True)
+class KeywordSyntax(ArgumentSyntax):
+    """Arguments in Python's syntax, up to the closing parenthesis: ``city="Oslo", exact=True)``."""
+
+    def reader(self, schema: Mapping[str, Any], symbols: TokenSymbols) -> ArgumentReader:
+        """Return a reader that converts one call's arguments to JSON."""
+        del schema, symbols
+        return KeywordArguments()
+
+    def rules(
+        self, rule: str, schema: str, values: dict[str, str], symbols: TokenSymbols
+    ) -> list[str]:
+        """Return the Lark rules for the arguments and for the closing parenthesis."""
+        del symbols
+        return keyword_rules(rule, schema, values)
+
+    def not_followed(self, schema: Mapping[str, Any]) -> list[str]:
+        """Return the paths of the keywords of a schema that the grammar does not enforce.
+
+        For example, properties whose names are not identifiers have no place in Python's syntax.
+        """
+        return NamedArguments.of(schema, str.isidentifier).not_followed
+
+
 def keyword_rules(rule: str, schema: str, values: dict[str, str] | None = None) -> list[str]:
     """Return the Lark rules for keyword arguments of a schema and for the closing parenthesis.
 
-    The arguments are in the order of the schema's properties. The rules enforce ``required`` and
-    the schemas of the properties; :func:`not_followed` returns the keywords that they do not
-    enforce. If any object fits the schema, the arguments may have any names.
-
-    Example, for an optional ``a`` and a required ``b`` of one type::
-
-        args: "a=" value_0 args_after_1 | "b=" value_0 ")"
-        args_after_1: ", b=" value_0 ")"
-        value_0: %json {…}
-
-    Args:
-        rule: name of the first rule.
-        schema: schema of an object, translated by :mod:`pronk.text.json_schema`.
-        values: names of the rules for values, by the rules' Lark expressions. All tools of a
-            grammar share this dictionary and its rules; the call adds new ones to it.
+    Arguments are those of :meth:`ArgumentSyntax.rules`.
     """
-    arguments = _Arguments.of(json.loads(schema))
-    values = {} if values is None else values
-    names = [*arguments.values]
-    required = arguments.required
-    rules = list[str]()
-    first = list[str]()
-
-    def value(schema: object) -> str:
-        expression = _value(schema, arguments.shared)
-        if expression not in values:
-            values[expression] = f"value_{len(values)}"
-            rules.append(f"{values[expression]}: {expression}")
-        return values[expression]
-
-    if arguments.others is not None:
-        argument = f"{_ANY_NAME} {value(arguments.others)}"
-        rules.append(f"{rule}_any: {argument}")
-        first.append(f'{rule}_any (", " {rule}_any)* ")"')
-    for number, name in enumerate(names):
-        after = f"{rule}_after_{number + 1}" if number + 1 < len(names) else '")"'
-        text = value(arguments.values[name])
-        if all(earlier not in required for earlier in names[:number]):
-            first.append(f"{json.dumps(f'{name}=')} {text} {after}")
-        if number:
-            written = f"{json.dumps(f', {name}=')} {text} {after}"
-            skipped = "" if name in required else f" | {after}"
-            rules.append(f"{rule}_after_{number}: {written}{skipped}")
-    if not required:
-        first.append('")"')
-    return [f"{rule}: {' | '.join(first)}", *rules]
+    rules = NamedRules(
+        key=lambda name: json.dumps(f"{name}="),
+        any_key=_ANY_NAME,
+        value=_value,
+        separator='", "',
+        end='")"',
+    )
+    arguments = NamedArguments.of(json.loads(schema), str.isidentifier)
+    return rules.build(rule, arguments, {} if values is None else values)
 
 
-def not_followed(schema: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the keywords of a schema that :func:`keyword_rules` does not enforce.
-
-    For example, properties whose names are not identifiers have no place in Python's syntax.
-    """
-    return _Arguments.of(schema).not_followed
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """Arguments of a tool in Python's syntax, read from the schema of the tool's arguments.
-
-    Attributes:
-        values: schema of each argument's value, by the argument's name.
-        required: names of arguments that a call must have.
-        others: schema of the values of arguments with any names; ``None`` if a call has arguments
-            with the given names only.
-        shared: keys of the schema that each value's schema needs as well: definitions and options.
-        not_followed: paths of the keywords of the schema that the grammar does not enforce.
-    """
-
-    values: Mapping[str, Any]
-    required: Collection[str]
-    others: Mapping[str, Any] | bool | None
-    shared: Mapping[str, Any]
-    not_followed: list[str]
-
-    @classmethod
-    def of(cls, schema: Mapping[str, Any]) -> _Arguments:
-        """Return the arguments that the translated schema of an object allows."""
-        shared = {key: schema[key] for key in ("$defs", "x-guidance") if key in schema}
-        root = {key: value for key, value in schema.items() if key not in shared}
-        while {*root} <= {"type", "$ref"} and "$ref" in root:
-            target = schema["$defs"][root["$ref"].removeprefix("#/$defs/")]
-            root = {} if isinstance(target, bool) else target
-        properties = root.get("properties", {})
-        all_required = root.get("required", [])
-        others = root.get("additionalProperties", True) or True
-        values = {name: properties.get(name, others) for name in [*properties, *all_required]}
-        followed = {
-            name: value
-            for name, value in values.items()
-            if name.isidentifier() and _is_possible(value, shared)
-        }
-        required = [name for name in all_required if name in followed]
-        left_out = [key for key in root if key in _CONSTRAINTS]
-        if len(required) < len(all_required):
-            left_out.append("required")
-        left_out += [f"properties.{name}" for name in values if not name.isidentifier()]
-        allows_any = (
-            values == {}
-            and "patternProperties" not in root
-            and root.get("additionalProperties") is not False
-        )
-        return cls(followed, required, others if allows_any else None, shared, left_out)
-
-
-def _is_possible(schema: Any, shared: Mapping[str, Any]) -> bool:
-    """Return whether some value matches a property's schema; llguidance compiles it to find out.
-
-    ``shared`` are the definitions and options that the schema needs as well.
-    """
-    return schema is not False and accepts(_with_shared(schema, shared))
-
-
-def _value(schema: object, shared: Mapping[str, Any]) -> str:
+def _value(schema: Any, shared: Mapping[str, Any]) -> str:
     """Return the Lark expression for the value of an argument whose schema is ``schema``.
 
     It is ``"True" | "False"`` for a boolean, as in Python, and JSON for all other types. ``shared``
@@ -286,8 +212,4 @@ def _value(schema: object, shared: Mapping[str, Any]) -> str:
     keywords = schema if isinstance(schema, Mapping) else {}
     if keywords.get("type") == "boolean" and not {"const", "enum"} & {*keywords}:
         return '"True" | "False"'
-    return f"%json {json.dumps(_with_shared(schema, shared), ensure_ascii=False)}"
-
-
-def _with_shared(schema: object, shared: Mapping[str, Any]) -> dict[str, Any]:
-    return {**schema, **shared} if isinstance(schema, Mapping) else {**shared}
+    return f"%json {json.dumps(with_shared(schema, shared), ensure_ascii=False)}"

@@ -7,8 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from pronk.text.chat.calls import CallPart, JsonEnd, new_call_id
-from pronk.text.chat.dialects import ReasoningFormat, TokenSymbols, plain_text
+from pronk.text.chat.arguments import JsonEnd
+from pronk.text.chat.calls import CallPart, new_call_id
+from pronk.text.chat.dialects import ReasoningFormat
+from pronk.text.chat.symbols import TokenSymbols, plain_text
 from pronk.text.stream import prefix_at_end
 
 

@@ -309,16 +309,17 @@ def test_mtp_heads_that_are_absent(tmp_path: Path) -> None:
 
 def test_default_heads(tmp_path: Path) -> None:
     """A head is found in the target's folder, or in its checkpoint; damaged files have none."""
-    target = make_engine(tiny_decoder()).target
-    mtp = replace(target, folder=write_head(random_head(MTP), tmp_path / "mtp", "mimo"))
-    assert Mtp().find_default(mtp) == mtp.folder
-    assert Eagle3().find_default(mtp) is None
+    config = tiny_decoder().config
+    mtp = write_head(random_head(MTP), tmp_path / "mtp", "mimo")
+    assert Mtp().find_default(mtp, config) == mtp
+    assert Eagle3().find_default(mtp, config) is None
     head = write_head(random_head(EAGLE), tmp_path / "mtp" / "eagle3")
-    assert Eagle3().find_default(mtp) == head
-    assert Mtp().find_default(replace(target, folder=head)) is None
-    assert Mtp().find_default(replace(target, folder=tmp_path / "none")) is None
+    assert Eagle3().find_default(mtp, config) == head
+    assert Mtp().find_default(head, config) is None
+    assert Mtp().find_default(tmp_path / "none", config) is None
+    assert Mtp().find_default(None, config) is None
     (tmp_path / "mtp" / "model.safetensors").write_bytes(b"damaged")
-    assert Mtp().find_default(mtp) is None
+    assert Mtp().find_default(mtp, config) is None
 
 
 def test_packaged_heads(
@@ -328,16 +329,15 @@ def test_packaged_heads(
     others.
     """
     monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path)
-    target = make_engine(tiny_decoder()).target
-    assert Eagle3().find_default(target) is None
-    architectures = {"a": "llama of 9 layers", "b": describe_architecture(target.decoder.config)}
+    config = tiny_decoder().config
+    assert Eagle3().find_default(None, config) is None
+    architectures = {"a": "llama of 9 layers", "b": describe_architecture(config)}
     for name, architecture in architectures.items():
         trained_on = {"target": {"architecture": architecture, "weights": "0" * 16}}
         write_head(random_head(EAGLE), tmp_path / name, pronk=trained_on)
-    assert Eagle3().find_default(target) == tmp_path / "b"
-    own = replace(target, folder=tmp_path)
+    assert Eagle3().find_default(None, config) == tmp_path / "b"
     write_head(random_head(EAGLE), tmp_path / "eagle3")
-    assert Eagle3().find_default(own) == tmp_path / "eagle3"
+    assert Eagle3().find_default(tmp_path, config) == tmp_path / "eagle3"
     engine = make_engine(tiny_decoder())
     assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == [
         "suffix",

@@ -19,7 +19,7 @@ rows of some tokens only; the others are then never drafted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pronk.base.arrays import FLOAT32, Array, DType
+from pronk.base.arrays import DType
 from pronk.base.errors import CheckpointError, ConfigError, OptionError, locate_error, refuse
 from pronk.base.files.regular import is_file
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
@@ -40,7 +40,7 @@ from pronk.models.inventory import Inventory, family_names
 from pronk.models.linear import Linear, Norm, choose_linear
 from pronk.models.loader import parse_dtype, read_config
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import HeadNorms, KVSource, Program
+from pronk.models.program import HeadNorms, KVSource, LinearOutput, Program
 from pronk.models.tensor_plan import (
     CheckpointTensor,
     DecoderPart,
@@ -164,26 +164,19 @@ class HeadFeature:
         width: number of values.
     """
 
+    only_logits_rows = False  # the head reads the whole text
+
     def __init__(self, head: EagleHead, target: Decoder, dtype: DType) -> None:
         eagle = head.eagle
-        backend = head.backend
         self.layers = eagle.sources_of(len(target.layers))
         self.width = eagle.layers.hidden_size
         self._dtype = dtype
-        norms = (
-            [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))]
-            if eagle.fc_norm
-            else []
-        )
-        self._weights = (head.fc, head.fc_norm, norms)
-        # Whether the program reads the layers' outputs one by one, instead of side by side.
-        self._separate, count = bool(norms), len(self.layers)
-        self._program = backend.program(eagle.target_hidden_size * (1 if norms else count), dtype)
-        for index, norm in enumerate(norms):
-            self._program.norm(norm, collected=index, part=(index, count))
-        self._program.linear(
-            head.fc, norm=head.fc_norm, source="A" if norms else "stream", to="logits"
-        )
+        # the norm of each layer's output
+        self._norms: list[Norm | None] = [None] * len(self.layers)
+        if eagle.fc_norm:
+            self._norms = [getattr(head, f"fc_norm_{index}") for index in range(len(self.layers))]
+        self._fc = head.fc
+        self._fc_norm = head.fc_norm
 
     @cached_property
     def identity(self) -> str:
@@ -192,22 +185,25 @@ class HeadFeature:
         Heads with equal digests have equal features, so that they share those in the target's
         cache.
         """
-        fc, fc_norm, norms = self._weights
-        digest = sha256(f"eagle3 {self.layers} {self._dtype} {fc.packed.format}".encode())
-        for norm in (fc_norm, *norms):
+        packed = self._fc.packed
+        digest = sha256(f"eagle3 {self.layers} {self._dtype} {packed.format}".encode())
+        for norm in (self._fc_norm, *self._norms):
             digest.update(b"no norm" if norm is None else norm.weight.tobytes())
-        digest.update(fc.packed.unpack().tobytes())
+        digest.update(packed.unpack().tobytes())
         return digest.hexdigest()
 
-    def compute(self, outputs: Sequence[Array]) -> Array:
-        """Return features ``[rows, width]`` of the layers' outputs, ``[rows, hidden]`` each."""
-        features = np.empty((len(outputs[0]), self.width), FLOAT32)
-        if self._separate:
-            collected = np.stack(outputs)
-            self._program.run(None, collected[0], features, collected)
-        else:
-            self._program.run(None, np.concatenate(outputs, axis=1), features)
-        return features.astype(self._dtype, copy=False)
+    def compile(self, program: Program, collected: Mapping[int, int]) -> None:
+        """Append the operations that compute the feature and save it in the target's cache.
+
+        The last layer's output is in the stream, the others are ``collected``. Side by side, they
+        are a row of the buffer ``A``.
+        """
+        count = len(self.layers)
+        for index, (layer, norm) in enumerate(zip(self.layers, self._norms, strict=True)):
+            program.norm(norm, collected=collected.get(layer), part=(index, count))
+        if self._fc_norm is not None:
+            program.norm(self._fc_norm, source="A", to="A", width=self._fc.in_features)
+        program.linear(self._fc, source="A", output=LinearOutput(feature=self))
 
 
 def head_feature(head: EagleHead, target: Decoder, dtype: DType) -> HeadFeature | FinalState:

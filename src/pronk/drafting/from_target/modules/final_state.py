@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 
-import numpy as np
-
-from pronk.base.arrays import Array, DType
+from pronk.base.arrays import DType
 from pronk.models.decoder import Decoder
+from pronk.models.program import Program
 
 
 class FinalState:
@@ -17,18 +16,19 @@ class FinalState:
     Attributes:
         layers: the target's last layer, from 1.
         width: number of values, the target's hidden size.
+        only_logits_rows: whether only rows with logits need a state (``Feature`` of the cache).
         identity: digest of what the values depend on besides the target, in hexadecimal digits.
     """
 
-    def __init__(self, target: Decoder, dtype: DType) -> None:
+    def __init__(self, target: Decoder, dtype: DType, *, only_logits_rows: bool = False) -> None:
         self.layers: tuple[int, ...] = (len(target.layers),)
         self.width = target.config.hidden_size
-        self.identity = sha256(f"final state {self.layers} {dtype}".encode()).hexdigest()
-        self._program = target.backend.program(self.width, dtype)
-        self._program.norm(target.norm)
+        self.only_logits_rows = only_logits_rows
+        rows = "rows with logits" if only_logits_rows else "all rows"
+        name = f"final state of {rows} {self.layers} {dtype}"
+        self.identity = sha256(name.encode()).hexdigest()
+        self._norm = target.norm
 
-    def compute(self, outputs: Sequence[Array]) -> Array:
-        """Return the states ``[rows, width]`` of the layer's output, ``[rows, width]``."""
-        states = np.array(outputs[0])  # a copy, which the program overwrites
-        self._program.run(None, states)
-        return states
+    def compile(self, program: Program, collected: Mapping[int, int]) -> None:  # noqa: ARG002 - no other layer is read
+        """Append the final norm of the last layer's output, which the cache saves."""
+        program.norm(self._norm, feature=self)

@@ -1,0 +1,217 @@
+// Verification of a token tree: the target's token after each node of the accepted path. The bits are those of
+// pronk.sampling.sampler, whose steps these are: penalties, temperature, top-k, top-p, min-p, noise, argmax.
+
+#include <algorithm>
+#include <functional>
+#include <stdlib.h>
+
+#include "common.h"
+#include "ieee_mode.h"
+
+using namespace pronk;
+
+namespace {
+#include "noise.inc"
+
+const float MAX_LOGIT = 1e8f;        // `_MAX_LOGIT` of pronk.sampling.logits_processors
+const int64_t NUM_CANDIDATES = 512;  // `_NUM_CANDIDATES` of pronk.sampling.truncation
+// Number of scores that one step of a loop over the vocabulary compares with a bound, before it looks at each of them.
+const int64_t BLOCK = 64;
+
+// The tokens that top-k, top-p and min-p keep: those with a score above `lowest`, and the first `num_equal` tokens whose
+// score is `lowest`; none with a score below `floor`.
+struct Kept {
+  float lowest = -__builtin_inff();
+  int64_t num_equal = INT64_MAX;
+  float floor = -__builtin_inff();
+};
+
+// Memory of one call. `scores` has the logits of a node after penalties, divided by the temperature.
+struct Scratch {
+  float *scores, *kept, *best;  // [vocab]
+};
+
+// Return whether one of `count` scores, at most BLOCK, is at least `bound`.
+inline bool reaches(const float* scores, int64_t count, float bound) {
+  int reached = 0;
+  for (int64_t i = 0; i < count; i++) reached |= scores[i] >= bound;
+  return reached;
+}
+
+// Copy finite logits; return false if one is not finite.
+bool copy_finite(const float* logits, int64_t vocab, float* copy) {
+  uint32_t not_finite = 0;
+  for (int64_t i = 0; i < vocab; i++) {
+    uint32_t bits;
+    memcpy(&bits, logits + i, 4);
+    not_finite |= (bits & 0x7f800000u) == 0x7f800000u;
+    copy[i] = logits[i];
+  }
+  return !not_finite;
+}
+
+// Return whether one of 8 tokens is in the text.
+inline bool any_in_text(const pronk_sampling* sampling, int64_t token) {
+  uint64_t in_prompt;
+  memcpy(&in_prompt, sampling->in_prompt + token, 8);
+  int32_t counts = 0;
+  for (int i = 0; i < 8; i++) counts |= sampling->counts[token + i];
+  return in_prompt || counts;
+}
+
+// Apply the penalties of pronk.sampling.logits_processors.Penalties.
+void penalize(const pronk_sampling* sampling, int64_t vocab, float* logits) {
+  const float repetition = (float)sampling->repetition, frequency = (float)sampling->frequency;
+  const float presence = (float)sampling->presence;
+  for (int64_t token = 0; token < vocab; token++) {
+    if (token % 8 == 0) {
+      while (token + 8 <= vocab && !any_in_text(sampling, token)) token += 8;
+      if (token >= vocab) break;
+    }
+    int32_t count = sampling->counts[token];
+    float x = logits[token];
+    if (sampling->repetition != 1.0 && (sampling->in_prompt[token] || count > 0)) {
+      x = x > 0.0f ? x / repetition : x * repetition;
+      x = x > MAX_LOGIT ? MAX_LOGIT : x;
+      x = x < -MAX_LOGIT ? -MAX_LOGIT : x;
+    }
+    if (count > 0) {
+      x -= frequency * (float)count;
+      x -= presence;
+    }
+    logits[token] = x;
+  }
+}
+
+// Write the `count` highest of `size` scores to `best` [size], the highest first.
+void find_highest(const float* scores, int64_t size, int64_t count, float* best) {
+  // Scores are collected until `full` are there; then only the highest stay, and lower ones are left out from then on.
+  const int64_t full = std::min(size, 2 * count + BLOCK);
+  int64_t found = 0;
+  float bound = -__builtin_inff();
+  auto keep_highest = [&] {
+    std::nth_element(best, best + count - 1, best + found, std::greater<float>());
+    found = count;
+    bound = best[count - 1];
+  };
+  for (int64_t from = 0; from < size; from += BLOCK) {
+    int64_t length = std::min(BLOCK, size - from);
+    if (!reaches(scores + from, length, bound)) continue;
+    if (found + length > full) keep_highest();
+    for (int64_t i = from; i < from + length; i++)
+      if (scores[i] >= bound) best[found++] = scores[i];
+  }
+  if (found > count) keep_highest();
+  std::sort(best, best + count, std::greater<float>());
+}
+
+// Keep the first `count` of the sorted scores `best`.
+void keep_first(const float* best, int64_t count, Kept* kept) {
+  kept->lowest = best[count - 1];
+  kept->num_equal = std::count(best, best + count, kept->lowest);
+}
+
+// Write the scores of the kept tokens to `out`, by ascending token; return their number.
+int64_t gather(const float* scores, int64_t vocab, Kept kept, float* out) {
+  int64_t count = 0;
+  for (int64_t from = 0; from < vocab; from += BLOCK) {
+    int64_t length = std::min(BLOCK, vocab - from);
+    if (!reaches(scores + from, length, kept.lowest)) continue;
+    for (int64_t i = from; i < from + length; i++)
+      if (scores[i] > kept.lowest || (scores[i] == kept.lowest && kept.num_equal-- > 0)) out[count++] = scores[i];
+  }
+  return count;
+}
+
+// Keep the likeliest tokens whose probabilities together reach `top_p`.
+void keep_top_p(const float* scores, int64_t size, double top_p, const Sampling* kernels, float* best, Kept* kept) {
+  const float largest = *std::max_element(scores, scores + size);
+  const double total = kernels->exp_total(scores, size, largest);
+  for (int64_t count : {std::min(NUM_CANDIDATES, size), size}) {
+    find_highest(scores, size, count, best);
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+      sum += exact_exp((double)best[i] - (double)largest) / total;
+      if (sum >= top_p || i == size - 1) return keep_first(best, i + 1, kept);
+    }
+  }
+}
+
+// Return the first kept token with the largest score plus noise.
+int64_t sample_kept(const float* scores, int64_t vocab, Kept kept, uint64_t key) {
+  static const NoiseBound noise_bound;
+  const float bound = std::max(kept.lowest, kept.floor);
+  double best = -__builtin_inf();
+  int64_t best_token = -1;
+  for (int64_t from = 0; from < vocab; from += BLOCK) {
+    int64_t length = std::min(BLOCK, vocab - from);
+    if (!reaches(scores + from, length, bound)) continue;
+    for (int64_t token = from; token < from + length; token++) {
+      if (!(scores[token] >= bound)) continue;
+      if (scores[token] == kept.lowest && kept.num_equal-- <= 0) continue;
+      uint64_t hash = hash_token(key, (uint64_t)token);
+      // If the score with noise cannot reach the best one, skip the two logarithms.
+      if ((double)scores[token] + noise_bound.bound[hash >> 56] < best) continue;
+      double value = (double)scores[token] + gumbel(hash);
+      if (value > best) best = value, best_token = token;
+    }
+  }
+  return best_token;
+}
+
+// Return the target's token at a position, or -1 if a logit is not finite.
+int64_t choose_token(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
+                     const Sampling* kernels, Scratch scratch) {
+  const uint64_t key = hash_token(sampling->key, (uint64_t)position);
+  const bool has_top_k = sampling->top_k > 0 && sampling->top_k < vocab;
+  const bool has_top_p = sampling->top_p < 1.0, has_min_p = sampling->log_min_p > -__builtin_inff();
+  const bool is_greedy = sampling->temperature == 0.0f;
+  if (sampling->counts) {
+    if (!copy_finite(logits, vocab, scratch.scores)) return -1;
+    penalize(sampling, vocab, scratch.scores);
+    logits = scratch.scores;
+  }
+  if (is_greedy || !(has_top_k || has_top_p || has_min_p))
+    return kernels->sample(logits, vocab, sampling->temperature, key);
+  if (!sampling->counts && !copy_finite(logits, vocab, scratch.scores)) return -1;
+  float* scores = scratch.scores;
+  for (int64_t i = 0; i < vocab; i++) scores[i] /= sampling->temperature;
+  Kept kept;
+  const float* candidates = scores;
+  int64_t num_candidates = vocab;
+  if (has_top_k) {
+    find_highest(scores, vocab, sampling->top_k, scratch.best);
+    keep_first(scratch.best, sampling->top_k, &kept);
+    num_candidates = gather(scores, vocab, kept, scratch.kept);
+    candidates = scratch.kept;
+  }
+  if (has_top_p) keep_top_p(candidates, num_candidates, sampling->top_p, kernels, scratch.best, &kept);
+  if (has_min_p) kept.floor = *std::max_element(candidates, candidates + num_candidates) + sampling->log_min_p;
+  return sample_kept(scores, vocab, kept, key);
+}
+}  // namespace
+
+int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
+                     const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa) {
+  IeeeMode mode;
+  float* memory = (float*)malloc((size_t)(3 * vocab) * sizeof(float));
+  if (!memory) return -2;
+  Scratch scratch = {memory, memory + vocab, memory + 2 * vocab};
+  const Sampling* kernels = isa_kernels(isa, false)->sampling;
+  int32_t node = 0, accepted = 0;
+  int64_t token;
+  while (true) {
+    token = choose_token(sampling, logits + node * vocab, vocab, position + accepted, kernels, scratch);
+    if (token < 0) break;
+    int32_t child = node + 1;
+    while (child < nodes && !(parents[child] == node && tokens[child] == token)) child++;
+    if (child >= nodes) break;
+    if (sampling->counts) sampling->counts[token]++;
+    path[accepted++] = node = child;
+  }
+  for (int32_t i = 0; sampling->counts && i < accepted; i++) sampling->counts[tokens[path[i]]]--;
+  free(memory);
+  if (token < 0) return -1;
+  path[accepted] = (int32_t)token;
+  return accepted;
+}
