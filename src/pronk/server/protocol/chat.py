@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,6 +19,7 @@ from pronk.server.protocol.request import (
     NO_LIMIT,
     MaxTokens,
     Record,
+    Reply,
     Skipped,
     Text,
     by_sample,
@@ -251,7 +252,7 @@ class ChatRequest(GuidedRequest, ConversationRequest):
     """Body of ``/v1/chat/completions``."""
 
     places: ClassVar[Sequence[str]] = ("text", "chat")
-    reply_type: ClassVar = ChatReply
+    reply_type: ClassVar[Callable[..., Reply]] = ChatReply
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: MaxTokens | None = None
