@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pronk.base.errors import ConfigError, OptionError
 from pronk.checkpoint.config import EmbeddingDefaults
 from pronk.checkpoint.embedding import gguf_embedding_defaults, read_embedding_defaults
 from pronk.engine.pooling import EmbeddingOptions
+from pronk.models.families import get_architecture, get_family
 
 
 def write(folder: Path, pooling: dict[str, Any] | None, *kinds: str) -> None:
@@ -82,3 +84,13 @@ def test_options_of_a_call() -> None:
         with pytest.raises(OptionError, match=found):
             EmbeddingOptions.for_model(other, None, None, None)
         assert EmbeddingOptions.for_model(other, "mean", None, None) == EmbeddingOptions()
+
+
+def test_encoders_are_refused_by_name() -> None:
+    for name in ("bert", "xlm_roberta", "modernbert"):
+        with pytest.raises(ConfigError, match=f"'{name}'.*encoders are not supported; use a"):
+            get_family(name)
+    for name in ("bert", "nomic-bert"):
+        file = SimpleNamespace(folder="m.gguf", header={"general.architecture": name})
+        with pytest.raises(ConfigError, match=f"architecture {name}: encoders are not supported"):
+            get_architecture(file)  # type: ignore[arg-type]

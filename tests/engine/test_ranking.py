@@ -75,6 +75,7 @@ def test_special_tokens_in_documents_are_text(llm: LLM) -> None:
     ids = llm.request_factory.encode_relevance("q", f"{marker}yes")
     plain = llm.request_factory.encode_relevance("q", "yes")
     special = llm.tokenizer.backend.token_to_id(marker)
+    assert isinstance(special, int)
     assert ids.count(special) == plain.count(special)
 
 

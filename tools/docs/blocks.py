@@ -46,6 +46,10 @@ FIELD_PLACES = {
     "structured_outputs": "`structured_outputs`",
     "embeddings": "`/v1/embeddings`",
     "moderations": "`/v1/moderations`",
+    "rerank": "`/v1/rerank`",
+    "ollama": "`/api/chat` and `/api/generate` of Ollama",
+    "ollama_generate": "`/api/generate` of Ollama alone",
+    "ollama_show": "`/api/show` of Ollama",
     "infill": "`/infill`",
     "tokenize": "`/tokenize`",
 }
