@@ -572,8 +572,8 @@ _DRAFTERS = (
     Fault(
         "the parts of an EAGLE-3 head's feature are in the order of the layers' ends",
         "drafting/from_target/modules/eagle.py",
-        "collected=collected.get(layer), part=(index, count))",
-        "collected=collected.get(layer), part=(count - 1 - index, count))",
+        'source=collected.get(layer, "stream"), part=(index, count))',
+        'source=collected.get(layer, "stream"), part=(count - 1 - index, count))',
         "drafting/from_target/modules/test_eagle.py",
     ),
     Fault(

@@ -46,6 +46,7 @@ from pronk.sampling.defaults import recommended_params
 from pronk.sampling.params import SamplingParams
 from pronk.text.chat.answers import AnswerCalls
 from pronk.text.chat.messages import Messages, TemplateOptions
+from pronk.text.infill import ContextFile
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -464,15 +465,8 @@ class AsyncLLM:
         Arguments and errors are those of :meth:`~pronk.llm.LLM.chat` and :meth:`stream`.
         """
         _schedule(**schedule)  # raises errors of these options before the conversation is rendered
-        deadline = schedule.get("deadline")
-        start = perf_counter()
         render = partial(self.llm.request_factory.encode_chat, messages, options=template_options)
-        size = _conversation_size(messages)
-        async with time_limit(deadline):
-            job = self.executor.submit(schedule.get("tenant", ""), render, size=size)
-            prompt = await asyncio.wrap_future(job)
-        if deadline is not None:
-            schedule["deadline"] = max(0.0, deadline - (perf_counter() - start))
+        prompt = await self._encode(render, _conversation_size(messages), schedule)
         params = recommended_params(self.llm.config) if params is None else params
         steps = self.steps(
             [prompt.token_ids],
@@ -509,6 +503,66 @@ class AsyncLLM:
         )
         return await _collect(pieces)
 
+    @_scheduled
+    async def stream_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None = None,
+        *,
+        context: Sequence[ContextFile] = (),
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+        **schedule: Unpack[ScheduleOptions],
+    ) -> AsyncGenerator[Piece]:
+        """Write the text between a prefix and a suffix and yield each token.
+
+        Arguments and errors are those of :meth:`~pronk.llm.LLM.infill` and :meth:`stream`.
+        """
+        _schedule(**schedule)  # raises errors of these options before the texts are tokenized
+        factory = self.llm.request_factory
+        encode = partial(factory.encode_infill, prefix, suffix, context)
+        size = len(prefix) + len(suffix) + sum(len(file.text) for file in context)
+        prompt = await self._encode(encode, size, schedule)
+        ended = factory.end_infill(SamplingParams() if params is None else params)
+        steps = self.steps([prompt], ended, drafter=drafter, adapter=adapter, **schedule)
+        async with aclosing(steps):
+            async for pieces in steps:
+                for piece in pieces:
+                    yield piece
+
+    @_scheduled
+    async def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        params: SamplingParams | None = None,
+        *,
+        context: Sequence[ContextFile] = (),
+        drafter: str | Drafter | None = None,
+        adapter: str | None = None,
+        **schedule: Unpack[ScheduleOptions],
+    ) -> Completion:
+        """Write the text between two others; arguments and errors: :meth:`stream_infill`."""
+        pieces = self.stream_infill(
+            prefix, suffix, params, context=context, drafter=drafter, adapter=adapter, **schedule
+        )
+        return await _collect(pieces)
+
+    async def _encode(self, encode: Callable[[], T], size: int, schedule: ScheduleOptions) -> T:
+        """Return the tokens that ``encode`` makes of a text of ``size`` characters, off the loop.
+
+        The deadline in ``schedule`` becomes what is left of it.
+        """
+        deadline = schedule.get("deadline")
+        start = perf_counter()
+        async with time_limit(deadline):
+            job = self.executor.submit(schedule.get("tenant", ""), encode, size=size)
+            encoded = await asyncio.wrap_future(job)
+        if deadline is not None:
+            schedule["deadline"] = max(0.0, deadline - (perf_counter() - start))
+        return encoded
+
     async def choose(
         self, prompt: Prompt, options: Sequence[str], *, adapter: str | None = None
     ) -> Choice:
@@ -518,6 +572,7 @@ class AsyncLLM:
         """
         return await asyncio.to_thread(self.llm.choose, prompt, options, adapter=adapter)
 
+    @_scheduled
     async def score(
         self,
         query: str,
@@ -525,20 +580,23 @@ class AsyncLLM:
         *,
         instruction: str | None = None,
         adapter: str | None = None,
+        **schedule: Unpack[ScheduleOptions],
     ) -> list[float]:
         """Return the relevance of documents to a query, from 0 to 1, one number per document.
 
-        Arguments and errors are those of :meth:`~pronk.llm.LLM.score`. The documents run in the
-        passes of the other requests.
+        Arguments and errors are those of :meth:`~pronk.llm.LLM.score` and :meth:`stream`. The
+        documents run in the passes of the other requests.
         """
+        _schedule(**schedule)  # raises errors of these options before the texts are tokenized
         factory = self.llm.request_factory
         question = factory.relevance
         prompts = list[list[int]]()
         for document in documents:
             encode = partial(factory.encode_relevance, query, document, instruction)
-            prompts.append(await self.executor.run("", encode, size=len(query) + len(document)))
+            prompts.append(await self._encode(encode, len(query) + len(document), schedule))
         reports = dict[int, Mapping[int, float]]()
-        async with aclosing(self.steps(prompts, question.params, adapter=adapter)) as steps:
+        steps = self.steps(prompts, question.params, adapter=adapter, **schedule)
+        async with aclosing(steps):
             async for pieces in steps:
                 reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
         return [question.score(reports[index]) for index in range(len(prompts))]

@@ -31,6 +31,8 @@ from pronk import LLM
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.cli.main import app
 from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.infill import InfillRequest
+from pronk.server.protocol.small_routes import RerankRequest
 
 Words = list[str]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -153,11 +155,15 @@ def check_make(words: Words) -> None:
 
 
 def check_curl(words: Words) -> None:
-    """Validate the body of a request to ``/v1/completions``."""
-    url = words[0]
+    """Validate the body of a request to a server on this machine."""
+    path = words[0].removeprefix("http://127.0.0.1:8000")
     body = words[words.index("-d") + 1]
-    assert url == "http://127.0.0.1:8000/v1/completions"
-    CompletionRequest.model_validate(json.loads(body))
+    request = {
+        "/v1/completions": CompletionRequest,
+        "/v1/rerank": RerankRequest,
+        "/infill": InfillRequest,
+    }[path]
+    request.model_validate(json.loads(body))
 
 
 def check_torchrun(words: Words) -> None:
@@ -252,7 +258,8 @@ TINY_DRAFTERS = {
     "medusa": "pronk-tiny-medusa",
     "multi_token": "pronk-tiny-multi-token",
 }
-WITHOUT_TINY = ("eagle3", "mtp", "gemma4_assistant")  # drafters that pronk-tiny has no head for
+# Drafters that pronk-tiny has no head for, and an option that it has no tokens for.
+WITHOUT_TINY = ("eagle3", "mtp", "gemma4_assistant", "--suffix")
 MANY_PROCESSES = "--workers"  # tests/parallel has them
 RUN = {"generate", "explain", "list"}
 TO_RUN = [

@@ -23,6 +23,7 @@ from adapters import write_adapter
 from fenced_blocks import PAGES, ROOT, Block, blocks_of
 from pronk import LLM
 from pronk.checkpoint.hub.clone_models import tiny_model
+from server.infill_models import write_coder
 from server.serving import running
 from server.tool_models import tool_model
 
@@ -144,7 +145,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("name", "text"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
 def test_examples_of_docstrings_run(name: str, text: str, here: Path) -> None:
     names = {public: getattr(pronk, public) for public in pronk.__all__} | {
-        "llm": LLM(threads=1),
+        "llm": LLM(write_coder(here / "coder") if name == "pronk.LLM.infill" else None, threads=1),
         "Path": Path,
     }
     exec(compile(text, name, "exec"), names)

@@ -93,7 +93,7 @@ class Stage:
         draft tokens.
         """
         params = SamplingParams()
-        sampler = Sampler(params, 0, TokenContext(tokens), VOCAB)
+        sampler = Sampler(params, 0, TokenContext(tokens, num_prompt=1), VOCAB)
         block_table = self._table(state, tokens, len(tokens) - 1 - drafted)
         return DraftContext(state, list(tokens), max_depth, max_nodes, params, sampler, block_table)
 
@@ -105,7 +105,9 @@ class Stage:
         self.runner.cache.prepare(block_table, length + 100)
         if length:
             tree = TokenTree.chain(tokens[:length])
-            self.runner.forward(ForwardBatch([BatchEntry(block_table, tree, range(0), length)]))
+            # Outputs of the last row are saved as in the step that chose the token after it.
+            entry = BatchEntry(block_table, tree, range(length - 1, length), length)
+            self.runner.forward(ForwardBatch([entry]))
         block_table.length = length
         return block_table
 

@@ -43,7 +43,7 @@ class Part:
         for output in range(self.width):
             weight[output, output if output < 4 else size + output - 4] = 1 if output < 4 else 2
         linear = Linear(KernelBackend(kernels()), weight, None, WeightLayout(), None)
-        program.norm(None, collected=collected[0], part=(0, 2))
+        program.norm(None, source=collected[0], part=(0, 2))
         program.norm(None, part=(1, 2))
         program.linear(linear, source="A", output=LinearOutput(feature=self))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pronk.base.arrays import Array
+from pronk.engine.request_step import verify_in_library
 from pronk.kernels.library import candidates
 from pronk.sampling import truncation
 from pronk.sampling.acceptance import acceptance_rule
@@ -94,7 +95,7 @@ def test_tokens_are_those_of_the_general_path(kernels: Any) -> None:
         logits = random_logits(dice, dice.randrange(1, 9))
         tree = likely_tree(sampler, logits, dice)
         counts = [each.counts.copy() for each in sampler.processors]  # type: ignore[attr-defined]
-        path = sampler.verify(tree, logits)
+        path = verify_in_library(sampler, tree, logits)
         assert path is not None
         assert sampler.context.tentative == list(path.tokens)
         sampler.recover()
@@ -113,7 +114,7 @@ def test_top_p_of_a_flat_distribution_needs_all_tokens() -> None:
     tree = TokenTree.chain([0])
     found = set[int]()
     for seed in range(300):
-        path = make_sampler(params, KERNELS[0], seed).verify(tree, logits)
+        path = verify_in_library(make_sampler(params, KERNELS[0], seed), tree, logits)
         assert path == general_path(make_sampler(params, None, seed), tree, logits)
         found.update(path.tokens)
     assert 512 < max(found) < 640
@@ -128,10 +129,10 @@ def test_logits_that_are_not_finite(value: float, options: dict[str, Any]) -> No
     sampler = make_sampler(params, KERNELS[0])
     first = sampler.choose(logits[0])
     wrong = TokenTree.chain([0, (first + 1) % VOCAB])
-    assert sampler.verify(wrong, logits) == VerifiedPath((), (first,))
+    assert verify_in_library(sampler, wrong, logits) == VerifiedPath((), (first,))
     sampler.recover()
     with pytest.raises(NotFiniteError):
-        sampler.verify(TokenTree.chain([0, first]), logits)
+        verify_in_library(sampler, TokenTree.chain([0, first]), logits)
     assert not sampler.context.tentative
 
 
@@ -139,10 +140,13 @@ def test_options_of_the_general_path() -> None:
     tree = TokenTree.chain([0])
     logits = np.zeros((1, VOCAB), np.float32)
     for options in ({"logit_bias": {1: 2.0}}, {"temperature": 1.0, "rule": "rejection"}):
-        assert make_sampler(SamplingParams(**options), KERNELS[0]).verify(tree, logits) is None
-    assert make_sampler(SamplingParams(), None).verify(tree, logits) is None
+        assert (
+            verify_in_library(make_sampler(SamplingParams(**options), KERNELS[0]), tree, logits)
+            is None
+        )
+    assert verify_in_library(make_sampler(SamplingParams(), None), tree, logits) is None
     banned = BannedTokens(bad_words=[[1]])
     sampler = Sampler(
         SamplingParams(), 0, TokenContext([1]), VOCAB, banned=banned, kernels=KERNELS[0]
     )
-    assert sampler.verify(tree, logits) is None
+    assert verify_in_library(sampler, tree, logits) is None

@@ -1,5 +1,6 @@
 """Filling in the middle by ``suffix`` of ``/v1/completions`` and by llama.cpp's ``/infill``."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from pronk import AsyncLLM, Completion, Piece
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.text.infill import ContextFile
+from server.infill_models import write_coder
 from server.serving import Running, running
-from server.tool_models import FEW_LAYERS, write_layers
 
 COMPLETIONS = "/v1/completions"
 INFILL = "/infill"
@@ -19,23 +21,11 @@ PREFIX = "def add(a, b):\n    return "
 SUFFIX = "\n\nprint(add(1, 2))\nprint(add(1, 2))\n"
 EXTRA = [{"filename": "one.py", "text": "def one():\n    return 1\n"}, {"text": "x = 1\n"}]
 CONTEXT = [ContextFile("def one():\n    return 1\n", "one.py"), ContextFile("x = 1\n")]
-# Special tokens of pronk-tiny that become the tokens before the parts.
-MARKS = {
-    "<|user|>": "<|fim_prefix|>",
-    "<|assistant|>": "<|fim_middle|>",
-    "<|end|>": "<|fim_suffix|>",
-}
 
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    folder = tmp_path_factory.mktemp("coder")
-    write_layers(folder, FEW_LAYERS)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        text = (folder / name).read_text(encoding="utf-8")
-        for old, new in MARKS.items():
-            text = text.replace(old, new)
-        (folder / name).write_text(text, encoding="utf-8")
+    folder = write_coder(tmp_path_factory.mktemp("coder"))
     return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")
 
 
@@ -191,3 +181,20 @@ def test_wrong_fields_are_refused_by_name(
 def test_a_long_prompt_is_refused(editor: httpx.Client) -> None:
     found = error(editor, INFILL, input_prefix="a b " * 4000, input_suffix="c")
     assert found["code"] == "context_length_exceeded"
+
+
+def test_the_asyncio_api_writes_the_same_middle(coder: LLM) -> None:
+    params = SamplingParams(max_tokens=12)
+    expected = coder.infill(PREFIX, SUFFIX, params, context=CONTEXT)
+
+    async def fill() -> tuple[Completion, list[Piece]]:
+        llm = AsyncLLM(coder)
+        whole = await llm.infill(PREFIX, SUFFIX, params, context=CONTEXT, deadline=60.0)
+        pieces = [
+            piece async for piece in llm.stream_infill(PREFIX, SUFFIX, params, context=CONTEXT)
+        ]
+        return whole, pieces
+
+    whole, pieces = asyncio.run(fill())
+    assert whole.token_ids == expected.token_ids
+    assert "".join(piece.text for piece in pieces) == expected.text

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pronk.base.arrays import Array, is_finite
 from pronk.cache.paged import PagedCache
 from pronk.drafting.proposer import Outcome
@@ -19,7 +21,7 @@ from pronk.models.forward_batch import BatchEntry
 from pronk.models.model_runner import ForwardResult
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.log_probs import token_logprobs
-from pronk.sampling.sampler import NotFiniteError
+from pronk.sampling.sampler import NotFiniteError, Sampler
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath, verify_tree
@@ -104,8 +106,25 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     if step.request.params.rejects:
         _check_finite(logits[:])
     sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
-    path = sampler.verify(step.draft, logits)
+    path = verify_in_library(sampler, step.draft, logits)
     return path or verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
+
+
+def verify_in_library(sampler: Sampler, tree: TokenTree, logits: Logits) -> VerifiedPath | None:
+    """Follow the target's tokens down a tree by one call of the library, and advance past them.
+
+    The tokens are those of :meth:`Sampler.choose`. Returns ``None`` if the library cannot compute
+    the request's options, or the rows of logits are loaded on access. Raises ``NotFiniteError`` if
+    logits on the path are not finite.
+    """
+    if sampler.verifier is None or not isinstance(logits, np.ndarray):
+        return None
+    path = sampler.verifier.verify(tree, logits, len(sampler.context))
+    if path is None:
+        raise NotFiniteError
+    for token in path.tokens:
+        sampler.advance(token)
+    return path
 
 
 def _check_finite(logits: Array) -> None:

@@ -340,22 +340,23 @@ class KernelProgram(Program):
         self,
         norm: Any,
         *,
-        source: str = "stream",
+        source: str | int = "stream",
         to: str = "stream",
         residual: bool = False,
         scale: float = 1.0,
-        collected: int | None = None,
         part: tuple[int, int] | None = None,
         width: int | None = None,
         feature: SavedFeature | None = None,
     ) -> None:
         op = self._append(_NORM)
-        op.input = _BUFFERS[source]
+        if isinstance(source, int):
+            op.collected = source + 1
+        else:
+            op.input = _BUFFERS[source]
         op.output = _BUFFERS[to] if part is None else _A
         self._set_feature(op, feature)
         op.residual = int(residual)
         op.scale = scale
-        op.collected = 0 if collected is None else collected + 1
         op.part, op.parts = part or (0, 0)
         op.columns = width or 0
         self._set_norm(op, norm)

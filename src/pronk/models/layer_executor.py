@@ -224,7 +224,7 @@ class LayerExecutor:
         if decoder.layer_inputs is not None:
             program.embed(decoder)
             program.layer_inputs(decoder)
-        program.norm(None, collected=0)
+        program.norm(None, source=0)
         for index in range(config.num_storing_layers, config.num_layers):
             decoder.layers[index].compile(program, index)
             self._keep_output(program, index + 1, ())

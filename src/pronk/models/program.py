@@ -504,11 +504,10 @@ class Program(ABC):
         self,
         norm: Any,
         *,
-        source: str = "stream",
+        source: str | int = "stream",
         to: str = "stream",
         residual: bool = False,
         scale: float = 1.0,
-        collected: int | None = None,
         part: tuple[int, int] | None = None,
         width: int | None = None,
         feature: SavedFeature | None = None,
@@ -516,8 +515,8 @@ class Program(ABC):
         """Append a norm of a buffer; ``norm=None`` copies the buffer.
 
         The operation is ``to = scale · norm(source)``, or ``to += scale · norm(source)`` with
-        ``residual``. ``to`` is ``"stream"``, ``"A"`` or ``"C"``. With ``collected=i``, the source
-        is ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`. Rows have
+        ``residual``. ``to`` is ``"stream"``, ``"A"`` or ``"C"``. A ``source`` ``i`` is
+        ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`. Rows have
         ``width`` elements, if both are buffers; by default, as many as the stream. With
         ``feature``, the cache saves the result as this feature, and ``to`` is not changed.
         """

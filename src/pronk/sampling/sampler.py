@@ -44,12 +44,12 @@ from pronk.sampling.noise import (
     trial_seed,
 )
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.stateless import Logits, StatelessSampler
+from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.thinking import ThinkingBudget
-from pronk.sampling.tree import DraftSample, TokenTree
+from pronk.sampling.tree import DraftSample
 from pronk.sampling.tree_verifier import make_verifier
 from pronk.sampling.truncation import Ids, truncate
-from pronk.sampling.verify import VerifiedPath, block_verify, rejection_sample
+from pronk.sampling.verify import block_verify, rejection_sample
 
 # Lowest temperature above 0 that is used; lower ones are raised to it, because dividing logits by
 # them would overflow float32.
@@ -177,31 +177,6 @@ class Sampler:
             except Exception as error:
                 self._failure = error
                 raise
-
-    def verify(self, tree: TokenTree, logits: Logits) -> VerifiedPath | None:
-        """Follow the target's tokens down a tree by one call of the library, and advance past them.
-
-        The tokens are those of :meth:`choose`.
-
-        Args:
-            tree: draft tokens, whose root is the last token of the context.
-            logits: the target's logits after each node, ``[nodes, vocab]``.
-
-        Returns:
-            The accepted path; ``None`` if the library cannot compute the request's options, or the
-            rows of logits are loaded on access.
-
-        Raises:
-            NotFiniteError: logits on the path are not finite.
-        """
-        if self.verifier is None or not isinstance(logits, np.ndarray):
-            return None
-        path = self.verifier.verify(tree, logits, len(self.context))
-        if path is None:
-            raise NotFiniteError
-        for token in path.tokens:
-            self.advance(token)
-        return path
 
     def choose(self, logits: Array) -> int:
         """Return the target's next token: the argmax of processed logits plus the seed's noise.

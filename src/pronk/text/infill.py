@@ -81,7 +81,12 @@ _VISIBLE_SPACE = "\u2581"  # character that stands for a space in SentencePiece 
 
 @dataclass(frozen=True)
 class ContextFile:
-    """A file, or a part of one, that the model reads before the text to fill."""
+    """A file, or a part of one, that the model reads before the text to fill.
+
+    Attributes:
+        text: content of the file.
+        name: name of the file, which the model reads, too.
+    """
 
     text: str
     name: str = "tmp"

@@ -295,11 +295,10 @@ class TorchProgram(Program):
         self,
         norm: Any,
         *,
-        source: str = "stream",
+        source: str | int = "stream",
         to: str = "stream",
         residual: bool = False,
         scale: float = 1.0,
-        collected: int | None = None,
         part: tuple[int, int] | None = None,
         width: int | None = None,  # noqa: ARG002 - a row of a tensor knows its width
         feature: SavedFeature | None = None,
@@ -307,10 +306,11 @@ class TorchProgram(Program):
         normalize = self._norm(norm)
 
         def run(state: TorchPass) -> None:
-            x = state.buffers[source]
-            if collected is not None:
+            if isinstance(source, int):
                 assert state.collected is not None
-                x = to_tensor(state.collected[collected]).to(self.device)
+                x = to_tensor(state.collected[source]).to(self.device)
+            else:
+                x = state.buffers[source]
             y = normalize(x) * scale
             if feature is not None:
                 self._write_feature(feature, state, y)

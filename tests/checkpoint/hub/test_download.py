@@ -185,8 +185,8 @@ KNOWN = KnownModel(
     HubModel("o/m", "m-Q4_0.gguf", revision="a" * 40),
     "1B",
     "MIT",
-    hashlib.sha256(DATA).hexdigest(),
-    PackageFile("toy-model==1.0", "toy/m.gguf"),
+    sha256=hashlib.sha256(DATA).hexdigest(),
+    package=PackageFile("toy-model==1.0", "toy/m.gguf"),
 )
 
 

@@ -200,7 +200,7 @@ class HeadFeature:
         """
         count = len(self.layers)
         for index, (layer, norm) in enumerate(zip(self.layers, self._norms, strict=True)):
-            program.norm(norm, collected=collected.get(layer), part=(index, count))
+            program.norm(norm, source=collected.get(layer, "stream"), part=(index, count))
         if self._fc_norm is not None:
             program.norm(self._fc_norm, source="A", to="A", width=self._fc.in_features)
         program.linear(self._fc, source="A", output=LinearOutput(feature=self))
