@@ -19,6 +19,7 @@ from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
+from pronk.models.backend import Backend
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
@@ -37,12 +38,15 @@ class Part:
     identity = "part of the embedding and of layer 2"
     only_logits_rows = False
 
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
     def compile(self, program: Program, collected: Mapping[int, int]) -> None:
         size = program.hidden
         weight = np.zeros((self.width, 2 * size), FLOAT32)
         for output in range(self.width):
             weight[output, output if output < 4 else size + output - 4] = 1 if output < 4 else 2
-        linear = Linear(KernelBackend(kernels()), weight, None, WeightLayout(), None)
+        linear = Linear(self._backend, weight, None, WeightLayout(), None)
         program.norm(None, source=collected[0], part=(0, 2))
         program.norm(None, part=(1, 2))
         program.linear(linear, source="A", output=LinearOutput(feature=self))
@@ -53,7 +57,7 @@ class Part:
         return np.concatenate((embedding[:, :4], 2 * output[:, :6]), axis=1)
 
 
-PART = Part()
+PART = Part(KernelBackend(kernels()))
 
 
 def dense(module: DenseModel, tokens: Sequence[int], feature: SavedFeature) -> Array:
@@ -100,7 +104,8 @@ def test_saved_features_equal_those_of_a_dense_pass(
     oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
     drafters: list[Drafter] = [oracle, TreeDrafter(random_trees), PromptLookup()]
     engine = make_engine(decoder, prefill_chunk=32)
-    for feature in (1, 2, PART):
+    features = (1, 2, Part(decoder.backend))
+    for feature in features:
         engine.target.save_feature(feature, engine)
     requests = [
         make_request(PROMPTS[i], params[i], drafters[i % 3], stop_token_ids=ENDS) for i in range(4)
@@ -111,7 +116,7 @@ def test_saved_features_equal_those_of_a_dense_pass(
     while not all(request.ended for request in requests):
         engine.step()
         rows += check(
-            engine, module, [request for request in requests if not request.ended], (1, 2, PART)
+            engine, module, [request for request in requests if not request.ended], features
         )
     assert [request.output for request in requests] == [
         request.output for request in known

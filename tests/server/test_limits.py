@@ -62,7 +62,7 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/completions", TEXT | {"prompt": "a b " * 4000}, "context_length_exceeded", None),
         ("/v1/completions", TEXT | {"prompt": [10**9]}, "invalid_prompt", None),
         ("/v1/completions", TEXT | {"best_of": 3}, "unsupported", "best_of"),
-        ("/v1/completions", TEXT | {"suffix": "x"}, "unsupported", "suffix"),
+        ("/v1/completions", TEXT | {"suffix": "x"}, "invalid_value", "suffix"),
         ("/v1/completions", TEXT | {"leaps": True}, "invalid_value", "leaps"),
         ("/v1/completions", TEXT | {"drafter": "nonsense"}, "invalid_value", "drafter"),
         ("/v1/completions", TEXT | {"drafter": "lookahead(window=-1)"}, "invalid_value", "drafter"),

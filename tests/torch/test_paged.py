@@ -98,7 +98,7 @@ def test_torch_stores_numbers_that_are_not_finite_as_zeros(dtype: DType) -> None
     cache.write(0, slots, keys, 2 * keys)
     hidden = torch.ones(3, HIDDEN).to(keys.dtype)
     hidden[1, 5] = math.nan
-    cache.write_output(1, slots, hidden)
+    cache.write_feature(1, slots, hidden)
     cache.commit_slots(block_table, range(3))
     want = keys.isfinite().float().transpose(0, 1).numpy()
     for factor, found in zip((1, 2), read_kv(cache, 0, block_table), strict=True):

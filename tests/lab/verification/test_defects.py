@@ -61,6 +61,12 @@ def check_plain(llm: LLM) -> VerifyReport:
     return verify_model(llm, ["autoregressive"], some_prompts(llm), DRAWN)
 
 
+@pytest.fixture(autouse=True)
+def _chosen_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose every token in Python, where the defects are."""
+    monkeypatch.setattr("pronk.engine.request_step.verify_in_library", lambda *_: None)
+
+
 def first(report: VerifyReport) -> Any:
     equality = drafter_part(report).equality
     assert equality is not None

@@ -254,7 +254,7 @@ def replaced(key: str, value: Any, kind: gguf.GGUFValueType | None = None) -> An
 
 
 WRONG: dict[str, tuple[str, Any, gguf.GGUFValueType | None, str]] = {
-    "architecture": ("general.architecture", "mamba", None, ("unknown architecture 'mamba'; supported .*llama, "
+    "architecture": ("general.architecture", "other", None, ("unknown architecture 'other'; supported .*llama, "
         "")),
     "no "
     "layers": ("llama.block_count", 0, None, ("llama.block_count: expected an integer in 1..10000, "

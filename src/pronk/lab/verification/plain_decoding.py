@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk import LLM, SamplingParams, TokenTree
+from pronk import LLM, SamplingParams
 from pronk.base.arrays import Array
 from pronk.drafting import Sampler
 from pronk.serving import Request
@@ -24,8 +25,10 @@ class LogitsRecorder(Sampler):
 
     logits: NDArray[np.float32]  # float32 ``[vocab]``, of the latest choice
 
-    def verify(self, tree: TokenTree, logits: object) -> None:
-        """Return ``None``, so that every token is chosen by :meth:`choose`."""
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Create a sampler; the arguments are those of :class:`Sampler`."""
+        super().__init__(*args, **options)
+        self.verifier = None  # so that every token is chosen by :meth:`choose`
 
     def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""
