@@ -47,6 +47,7 @@ def main() -> None:
     )
     parser.add_argument("--model", help="a model folder, GGUF file or name; default: smollm2")
     parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--bits", default="auto", help="auto, portable or fast, as for pronk.LLM")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
@@ -58,13 +59,14 @@ def main() -> None:
         help="measure beside a process that never waits, also with one thread",
     )
     options = parser.parse_args()
-    llm = LLM(options.model, kernels=options.kernels, threads=options.threads)
+    llm = LLM(options.model, kernels=options.kernels, bits=options.bits, threads=options.threads)
     report: dict[str, Any] = {
         "machine": describe_hardware("cpu"),
         "kernels": llm.kernels,
+        "bits": llm.bits,
         "threads": options.threads,
     }
-    print(f"{llm.path.name}, {llm.kernels}, {options.threads} threads")
+    print(f"{llm.path.name}, {llm.kernels}, {llm.bits} bits, {options.threads} threads")
     if options.busy:
         report["busy"] = beside_a_busy_process(llm, options.threads, options.rounds)
     else:

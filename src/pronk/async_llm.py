@@ -525,11 +525,10 @@ class AsyncLLM:
         size = len(prefix) + len(suffix) + sum(len(file.text) for file in context)
         prompt = await self._encode(encode, size, schedule)
         ended = factory.end_infill(SamplingParams() if params is None else params)
-        steps = self.steps([prompt], ended, drafter=drafter, adapter=adapter, **schedule)
-        async with aclosing(steps):
-            async for pieces in steps:
-                for piece in pieces:
-                    yield piece
+        pieces = self.stream(prompt, ended, drafter=drafter, adapter=adapter, **schedule)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
 
     @_scheduled
     async def infill(

@@ -203,23 +203,26 @@ def test_packed_weights_take_the_space_of_the_file(kind: str) -> None:
     assert stored <= pack(SETS[0], weight).data.nbytes <= 1.03 * stored
 
 
+def extreme_rows(width: int) -> Array:
+    """Return four rows: small numbers, large ones, mostly zeros, and those of the largest sums."""
+    x = some_rows(4, width)
+    x[1] *= 1000.0
+    x[2, :300] = 0.0
+    x[3] = np.sign(x[3]) * 5.0  # codes of 127 only
+    return x
+
+
 @SUPER
 def test_super_blocks_equal_the_loop(kind: str) -> None:
     weight = blocks(kind, 21, 512, seed=3)
-    x = some_rows(4, 512)
-    x[1] *= 1000.0
-    x[2, :300] = 0.0
-    x[3] = np.sign(x[3]) * 5.0  # codes of 127 only: the largest sums
+    x = extreme_rows(512)
     check_products(weight, x, super_block_product(weight, x))
 
 
 @STORED_SUPER
 def test_stored_super_blocks_equal_the_loop(kind: str) -> None:
     weight = blocks(kind, 21, 512, seed=3)
-    x = some_rows(4, 512)
-    x[1] *= 1000.0
-    x[2, :300] = 0.0
-    x[3] = np.sign(x[3]) * 5.0  # codes of 127 only: the largest sums
+    x = extreme_rows(512)
     check_products(weight, x, stored_product(weight, x))
 
 

@@ -31,8 +31,10 @@ static inline double exact_exp(double x) {
   // The sum is rounded to an integer, whose two's complement is in the lowest bits.
   double shifted = bounded * 1.44269504088896338700e+00 + 0x1.8p52;
   double power = shifted - 0x1.8p52;
-  double high = bounded - power * LN2_HIGH, low = power * LN2_LOW;
-  double r = high - low, z = r * r;
+  double high = bounded - power * LN2_HIGH;
+  double low = power * LN2_LOW;
+  double r = high - low;
+  double z = r * r;
   double series = -1.65339022054652515390e-06 + z * 4.13813679705723846039e-08;
   series = 6.61375632143793436117e-05 + z * series;
   series = -2.77777777770155933842e-03 + z * series;
@@ -52,7 +54,10 @@ static inline double exact_log(double x) {
   uint64_t exponent = (bits - 0x3fe6a09e667f3bcdu + (1023ull << 52)) >> 52;
   double fraction = double_of(bits - ((exponent - 1023) << 52));
   double power = double_of(exponent | 0x4330000000000000u) - (0x1p52 + 1023.0 + 54.0);
-  double f = fraction - 1.0, s = f / (2.0 + f), z = s * s, half_square = 0.5 * f * f;
+  double f = fraction - 1.0;
+  double s = f / (2.0 + f);
+  double z = s * s;
+  double half_square = 0.5 * f * f;
   double series = 1.531383769920937332e-01 + z * 1.479819860511658591e-01;
   series = 1.818357216161805012e-01 + z * series;
   series = 2.222219843214978396e-01 + z * series;

@@ -519,11 +519,16 @@ static float dequantize(const pronk_weights* w, int64_t block, int64_t lane, int
     return load_number(at, PRONK_F32, lane) * (float)scale * (float)(load_code(8, at + header, k, lane) - 128);
   }
   const SuperFormat format = super_format(w->type);
-  int64_t group = k / format.group, place = group / 2 * 32 + lane * 2 + group % 2, chunk = format.chunk();
+  int64_t group = k / format.group;
+  int64_t place = group / 2 * 32 + lane * 2 + group % 2;  // of the group's scale
+  int64_t chunk = format.chunk();
   int32_t code = load_code(bits, at + header + k / chunk * chunk * bits * 2, k % chunk, lane);
   const uint8_t* scales = at + SUPER_SCALES;
   int32_t integer = (int8_t)scales[place], minimum = scales[128 + place];
-  if (w->type == PRONK_K2) integer = scales[place] & 15, minimum = scales[place] >> 4;
+  if (w->type == PRONK_K2) {
+    integer = scales[place] & 15;
+    minimum = scales[place] >> 4;
+  }
   if (w->type == PRONK_K3) integer = load_code(6, scales + place % 64, place / 64 * 4, 0) - 32;
   if (w->type == PRONK_IQ4) code = IQ4_VALUES[code];
   float scale = load_number(at, PRONK_F16, lane) * (float)integer;

@@ -170,7 +170,10 @@ int64_t sample_kept(const float* scores, int64_t vocab, Kept kept, uint64_t key)
       // If the score with noise cannot reach the best one, skip the two logarithms.
       if ((double)scores[token] + noise_bound.bound[hash >> 56] < best) continue;
       double value = (double)scores[token] + gumbel(hash);
-      if (value > best) best = value, best_token = token;
+      if (value > best) {
+        best = value;
+        best_token = token;
+      }
     }
   }
   return best_token;
