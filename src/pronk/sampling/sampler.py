@@ -88,7 +88,7 @@ class Sampler:
             context: tokens of the request.
             vocab_size: number of logits of the target.
             banned: token ids that the options ban.
-            kernels: kernel library. :meth:`verify` uses it for most options, and :meth:`choose` if
+            kernels: kernel library. ``verifier`` uses it for most options, and :meth:`choose` if
                 no processor and no truncation applies; otherwise, and for ``None``, numpy samples.
             processors: custom logits processors; applied after those of ``params`` and ``banned``.
             guide: processor of the guide, which is applied last, and which has already consumed the
