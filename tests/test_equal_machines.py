@@ -17,7 +17,7 @@ from waiting import HUNG
 
 ROOT = Path(__file__).parents[1]
 WIDEST = candidates(bits="portable")[0].name
-# the narrowest one with fused multiply-add: in software it takes a hundred times as long
+# the narrowest one with fused multiply-add: in software it takes about ten times as long
 NARROWEST = [each.name for each in candidates(bits="portable") if each.name != "portable"][-1:]
 
 
