@@ -51,13 +51,13 @@ class Visits:
         Args:
             url: address of the server, if it is not the usual one.
             expected: regular expression for console messages that are allowed.
-            settings: stored settings of an earlier visit.
+            settings: stored settings of an earlier visit; by default, draft tokens are marked.
             context: options of the browser context.
         """
         made = self._browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **context})
         self._contexts.append(made)
         made.set_default_timeout(1000 * HUNG)
-        kept = json.dumps(json.dumps({"max_tokens": "40", **(settings or {})}))
+        kept = json.dumps(json.dumps({"max_tokens": "40", "marks": True, **(settings or {})}))
         made.add_init_script(f"localStorage['pronk.settings'] ??= {kept}")
         page = made.new_page()
         url = url or self._url
@@ -89,7 +89,8 @@ def settle(page: Page) -> None:
 
 
 def number(page: Page, name: str) -> str:
-    return page.locator(f".{name}").last.inner_text()
+    """Return a figure of the last answer, also one whose row is folded."""
+    return page.locator(f".{name}").last.text_content() or ""
 
 
 def chunk(

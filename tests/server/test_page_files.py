@@ -16,6 +16,7 @@ def test_page_files_need_no_key_and_have_security_headers(served: Running) -> No
         assert f"/{path}" in PUBLIC_PATHS, f"{name}: expected the file among the public paths"
         reply = httpx.get(f"{served.url}/{path}")
         assert reply.status_code == 200
+        assert reply.content == ((files("pronk.server") / "page") / name).read_bytes()
         assert (
             PAGE_HEADERS.items()
             <= {key.title(): value for key, value in reply.headers.items()}.items()

@@ -29,7 +29,7 @@ from pronk.server.errors import (
     to_api_error,
     validation_to_api_error,
 )
-from pronk.server.guard import SCRIPT_PATHS, tenant_of
+from pronk.server.guard import LICENSE_PATH, SCRIPT_PATHS, STYLE_PATH, tenant_of
 from pronk.server.llama_server import server_props, server_slots
 from pronk.server.model_pool import ModelPool
 from pronk.server.ollama_models import describe, list_loaded, list_tags, loaded_reply
@@ -87,7 +87,8 @@ PAGE_HEADERS = {
 }
 _PAGE = {
     "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
+    STYLE_PATH: (STYLE_PATH[1:], "text/css"),
+    LICENSE_PATH: (LICENSE_PATH[1:], "text/plain"),
     **{path: (path[1:], "text/javascript") for path in SCRIPT_PATHS},
 }
 

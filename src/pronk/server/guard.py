@@ -32,8 +32,11 @@ _SCRIPTS = (
     "page",
     "answer",
     "candidates",
+    "code",
+    "conversations",
     "dom",
     "figures",
+    "highlight.min",
     "inline",
     "markdown",
     "settings",
@@ -44,10 +47,13 @@ _SCRIPTS = (
 )
 # Paths of the JavaScript modules of the chat page.
 SCRIPT_PATHS = tuple(f"/{name}.js" for name in _SCRIPTS)
+# Other files of the chat page: its style, and the licence of highlight.min.js.
+STYLE_PATH = "/page.css"
+LICENSE_PATH = "/highlight.LICENSE.txt"
 # Paths that are served whatever the Host header says, because load balancers call them.
 PROBE_PATHS = ("/health", "/ready")
 # Paths that need no API key, because their responses contain neither texts nor keys.
-PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", "/page.css", *SCRIPT_PATHS})
+PUBLIC_PATHS = frozenset({*PROBE_PATHS, "/", STYLE_PATH, LICENSE_PATH, *SCRIPT_PATHS})
 
 
 class Guard:

@@ -83,6 +83,10 @@ export class Answer {
     this.body.prepend(make("details", "thoughts", this.summary, this.thoughtText, this.renderedThoughts.element));
   }
 
+  get isRunning() {
+    return this.element.classList.contains("running");
+  }
+
   /** Whether the tokens are shown; otherwise the text is shown as Markdown. */
   get marks() {
     return this.#marks;
@@ -97,7 +101,7 @@ export class Answer {
 
   /** Number of tokens whose place is known: that of a pass may be in the thoughts, in the text or in both. */
   get #numPlaced() {
-    if (this.content || !this.element.classList.contains("running")) return this.tokens.length;
+    if (this.content || !this.isRunning) return this.tokens.length;
     return this.thoughts ? this.stepStart : 0;
   }
 
@@ -118,9 +122,8 @@ export class Answer {
     }
     this.#draw(fresh);
     if (!this.marks) {
-      const isRunning = this.element.classList.contains("running");
-      this.renderedThoughts?.update(this.thoughts, isRunning && this.isThinking);
-      this.rendered.update(this.content, isRunning);
+      this.renderedThoughts?.update(this.thoughts, this.isRunning && this.isThinking);
+      this.rendered.update(this.content, this.isRunning);
     }
     this.figures.update();
     this.onflush();
@@ -150,6 +153,29 @@ export class Answer {
     if (this.summary) this.summary.textContent = "Thoughts";
     this.flush();
     if (this.tokens.length === 0) this.figures.element.hidden = true;
+  }
+
+  /** Return what is stored of the answer: its texts, tokens and times in milliseconds since the request. */
+  toJSON() {
+    const { content, thoughts, numThoughts, counts } = this;
+    const tokens = this.tokens.map(({ text, id, source, step }) => [text, id, source, step]);
+    const { start, first, last, usage } = counts;
+    const times = first && { first: first.now - start, last: last - start, firstTokens: first.tokens };
+    return { content, thoughts, numThoughts, tokens, times, usage, ending: this.ending.textContent };
+  }
+
+  /** Show a stored answer, which has no candidates. */
+  restore({ content, thoughts, numThoughts, tokens, times, usage, ending }) {
+    const leaps = tokens.map(([text, id, source, step]) => ({ text, id, source, step }));
+    this.tokens = leaps;
+    if (thoughts) this.#fold();
+    Object.assign(this, { content, thoughts, numThoughts });
+    if (times) {
+      this.counts.add(leaps, times.last);
+      const first = { now: times.first, tokens: times.firstTokens };
+      Object.assign(this.counts, { start: 0, first });
+    }
+    this.finish(usage ?? null, ending);
   }
 
   #span(token) {

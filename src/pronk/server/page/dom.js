@@ -40,6 +40,15 @@ export async function copy(text, pressed) {
   setTimeout(() => (pressed.textContent = "Copy"), 1200);
 }
 
+/** Let the user save a text as a file. */
+export function saveFile(name, text) {
+  const link = make("a", "");
+  link.download = name;
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 /** Return an SVG element. */
 export function draw(tag, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -71,12 +71,9 @@ export class Figures {
     this.chart.setAttribute("role", "img");
     this.legend = make("ul", "legend");
     this.values = {};
-    const numbers = make("dl", "numbers");
-    for (const [name, label] of Object.entries(LABELS)) {
-      this.values[name] = make("dd", name);
-      numbers.append(make("div", `number of-${name}`, make("dt", "", label), this.values[name]));
-    }
-    this.element = make("div", "figures", numbers, this.chart, this.legend);
+    const row = make("summary", "numbers", ...MAIN.map((name) => this.#number(name)));
+    const others = make("p", "numbers", ...OTHERS.map((name) => this.#number(name)));
+    this.element = make("details", "figures", row, others, this.chart, this.legend);
     this.chart.addEventListener("pointermove", (event) => this.onpoint(this.#passAt(event)));
     this.chart.addEventListener("pointerleave", () => this.onpoint(null));
     this.chart.addEventListener("click", (event) => this.onpick(this.#passAt(event)));
@@ -89,6 +86,11 @@ export class Figures {
   /** Called with the index of a clicked forward pass. */
   onpick = () => {};
 
+  #number(name) {
+    this.values[name] = make("b", name);
+    return make("span", `number of-${name}`, this.values[name], " ", make("span", "label", LABELS[name]));
+  }
+
   update() {
     const { counts, values } = this;
     const { usage } = counts;
@@ -99,7 +101,7 @@ export class Figures {
     values.rate.textContent = speed(counts.rate);
     values.accepted.textContent = count(counts.accepted) + (usage ? ` of ${count(counts.drafted)}` : "");
     values.prompt.textContent = usage ? count(usage.prompt_tokens) : "–";
-    values.prompt.previousSibling.textContent = cached ? `prompt tokens, ${count(cached)} cached` : LABELS.prompt;
+    values.prompt.parentNode.lastChild.textContent = cached ? `prompt tokens, ${count(cached)} cached` : LABELS.prompt;
     values.wait.textContent = counts.first ? duration(counts.first.now - counts.start) : "–";
     this.#updateLegend();
     this.#updateStrip();
@@ -163,9 +165,11 @@ export class Figures {
   }
 }
 
+const MAIN = ["perPass", "rate", "tokens"]; // the figures of the row that is always shown
+const OTHERS = ["passes", "accepted", "prompt", "wait"];
 const LABELS = {
-  perPass: "tokens per forward pass",
-  rate: "tokens per second",
+  perPass: "tokens per pass",
+  rate: "tokens/s",
   tokens: "tokens",
   passes: "forward passes",
   accepted: "draft tokens accepted",

@@ -3,6 +3,7 @@
 // headings, HTML and entities, with the tables, strikethrough, tasks and bare links of GitHub's variant. A line break in a
 // paragraph stays a line break, and images become links.
 
+import { highlighted } from "./code.js";
 import { make, together } from "./dom.js";
 import { END, MAX_DEPTH, inline } from "./inline.js";
 
@@ -154,7 +155,7 @@ function indented(lines, at) {
 function codeBlock(lines, language) {
   const copy = make("button", "copy", "Copy");
   copy.type = "button";
-  const pre = scrollable(make("pre", "", make("code", "", lines.join("\n").replace(END, ""))), language || "Code");
+  const pre = scrollable(make("pre", "", highlighted(lines.join("\n").replace(END, ""), language)), language || "Code");
   return make("div", "code-block", make("div", "code-head", make("span", "", language), copy), pre);
 }
 

@@ -1,13 +1,15 @@
 // The page: the conversation, its settings, and its scroll position.
 
 import { Candidates } from "./candidates.js";
-import { count, make } from "./dom.js";
+import { Conversations, asJson, asMarkdown } from "./conversations.js";
+import { button, count, make, saveFile } from "./dom.js";
 import { Settings } from "./settings.js";
 import { Refusal, explain, models } from "./stream.js";
 import { Turn } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
 const settings = new Settings($("options"));
+const conversations = new Conversations();
 const candidates = new Candidates($("candidates"));
 const message = $("message");
 let turns = [];
@@ -17,10 +19,9 @@ let onKey = null; // action to take once the user has entered a key
 
 const page = {
   history(turn) {
-    const system = settings.values.system.trim();
-    const earlier = turns.slice(0, turns.indexOf(turn)).flatMap(({ messages }) => messages);
-    return [...(system ? [{ role: "system", content: system.toWellFormed() }] : []), ...earlier];
+    return turns.slice(0, turns.indexOf(turn)).flatMap(({ messages }) => messages);
   },
+  system: () => settings.values.system.trim().toWellFormed(),
   key: () => settings.key,
   drafter: () => knownModels.find(({ id }) => id === settings.values.model)?.drafter,
   running: () => running !== null,
@@ -30,10 +31,13 @@ const page = {
     document.body.classList.toggle("busy", running !== null);
     $("send").hidden = running !== null;
     $("stop").hidden = running === null;
+    save();
+    showConversations();
     if (running) announce("Answering.");
     // A request may have loaded a model and unloaded another.
     else if (knownModels.length > 1 || knownModels.some(({ sampling }) => !sampling)) loadModels();
     refresh();
+    follow(); // the line above the composer may have appeared
   },
   attach(answer) {
     const { onflush } = answer;
@@ -43,7 +47,10 @@ const page = {
     };
     candidates.attach(answer);
   },
-  onDraw: follow,
+  onDraw() {
+    showComparison();
+    follow();
+  },
   announce,
   askKey,
   regenerate(turn, newSeed) {
@@ -84,7 +91,8 @@ function ask(turn) {
 
 function refresh() {
   document.body.classList.toggle("begun", turns.length > 0);
-  $("clear").disabled = turns.length === 0 || running !== null;
+  $("new").disabled = turns.length === 0 || running !== null;
+  showComparison();
   $("send").disabled = !message.value.trim();
   const { seed } = settings.values;
   const temperature = settings.effective("temperature");
@@ -169,15 +177,30 @@ addEventListener("keydown", (event) => {
   if (running) running.abort();
   else if (candidates.open) candidates.hide();
   else if (!$("settings").hidden) openSettings(false);
+  else if (!$("conversations").hidden) openConversations(false);
 });
 
-// Settings, colour theme, marks of draft tokens.
+// Panels, of which at most one is open; colour theme, marks of draft tokens.
+
+function showPanel(name, open) {
+  for (const each of ["settings", "conversations"]) {
+    const isOpen = open && each === name;
+    $(each).hidden = !isOpen;
+    $(`open-${each}`).setAttribute("aria-expanded", isOpen);
+  }
+  document.body.classList.toggle("with-panel", open);
+  candidates.hide();
+}
+
+function openConversations(open) {
+  showPanel("conversations", open);
+  showConversations();
+  if (open) $("close-conversations").focus();
+  else $("open-conversations").focus();
+}
 
 function openSettings(open) {
-  $("settings").hidden = !open;
-  $("open-settings").setAttribute("aria-expanded", open);
-  document.body.classList.toggle("with-settings", open);
-  candidates.hide();
+  showPanel("settings", open);
   if (open) settings.form.elements.drafter.focus();
   else $("open-settings").focus();
 }
@@ -227,18 +250,102 @@ $("key-form").addEventListener("submit", (event) => {
 });
 $("key-cancel").addEventListener("click", () => $("key-dialog").close());
 
-// Clear the conversation.
+// Comparison of the last answer with plain decoding, above the composer.
 
-$("clear").addEventListener("click", () => $("clear-dialog").showModal());
-$("clear-cancel").addEventListener("click", () => $("clear-dialog").close());
-$("clear-confirm").addEventListener("click", () => {
-  for (const turn of turns) turn.element.remove();
-  turns = [];
+function showComparison() {
+  const last = turns.at(-1);
+  const verdict = last?.verdict;
+  $("comparison").hidden = !last?.comparable && !verdict;
+  $("compare").hidden = running !== null;
+  $("compare").textContent = verdict ? "Compare again" : "Compare with plain decoding";
+  $("compared").textContent = verdict?.summary ?? "";
+}
+
+$("compare").addEventListener("click", () => {
+  following = true;
+  turns.at(-1).compare();
+});
+
+// Conversations stored in this browser.
+
+function save() {
+  if (turns.length > 0) $("storage-problem").hidden = conversations.save(turns);
+}
+
+/** Show the conversation of this tab, as it is stored. */
+function showCurrent() {
   candidates.hide();
-  $("clear-dialog").close();
+  turns = [];
+  $("conversation").replaceChildren();
+  for (const stored of conversations.current.turns) {
+    const turn = new Turn(stored.message, page);
+    turns.push(turn);
+    turn.restore(stored);
+    $("conversation").append(turn.element);
+  }
+  following = true;
   refresh();
+  showConversations();
+  follow();
+}
+
+/** Show the list of conversations in its panel, if that is open. */
+function showConversations() {
+  if ($("conversations").hidden) return;
+  const { current, all } = conversations;
+  $("conversation-actions").hidden = turns.length === 0;
+  for (const each of $("conversation-actions").children) each.disabled = running !== null;
+  const items = all.map(({ id, title }) => {
+    const choice = button(title, "choice", () => openConversation(id));
+    choice.disabled = running !== null;
+    if (id === current.id) choice.setAttribute("aria-current", "true");
+    return make("li", "", choice);
+  });
+  $("conversation-list").replaceChildren(...items);
+  $("no-conversations").hidden = items.length > 0;
+}
+
+function openConversation(id) {
+  conversations.open(id);
+  showCurrent();
+  message.focus();
+}
+
+/** Return a file name for the conversation: its title, of letters, digits and hyphens. */
+function fileName(ending) {
+  const words = conversations.current.title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-");
+  return `${words.replace(/^-|-$/g, "") || "conversation"}.${ending}`;
+}
+
+/** Return the conversation as plain data, such as `localStorage` has it. */
+const stored = () => JSON.parse(JSON.stringify({ title: conversations.current.title, turns }));
+
+$("open-conversations").addEventListener("click", () => openConversations($("conversations").hidden));
+$("close-conversations").addEventListener("click", () => openConversations(false));
+$("new").addEventListener("click", () => openConversation(null));
+$("export-markdown").addEventListener("click", () => saveFile(fileName("md"), asMarkdown(stored())));
+$("export-json").addEventListener("click", () => saveFile(fileName("json"), asJson(stored())));
+$("rename").addEventListener("click", () => {
+  $("new-title").value = conversations.current.title;
+  $("rename-dialog").showModal();
+});
+$("rename-cancel").addEventListener("click", () => $("rename-dialog").close());
+$("rename-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const title = $("new-title").value.trim();
+  if (title) conversations.rename(title);
+  $("rename-dialog").close();
+  showConversations();
+});
+$("delete").addEventListener("click", () => $("delete-dialog").showModal());
+$("delete-cancel").addEventListener("click", () => $("delete-dialog").close());
+$("delete-confirm").addEventListener("click", () => {
+  conversations.remove();
+  $("delete-dialog").close();
+  showCurrent();
   message.focus();
 });
+addEventListener("pagehide", () => running && save());
 
 async function loadModels() {
   try {
@@ -284,5 +391,6 @@ function showModel() {
   document.title = `${id} · pronk`;
 }
 
+showCurrent();
 apply();
 loadModels();

@@ -1,5 +1,7 @@
 // Settings of requests, stored in this browser; the API key is stored until the tab is closed.
 
+import { tryStorage } from "./conversations.js";
+
 const DEFAULTS = {
   model: "",
   drafter: "",
@@ -10,7 +12,7 @@ const DEFAULTS = {
   max_tokens: "",
   system: "",
   theme: "auto",
-  marks: true,
+  marks: false,
 };
 const STORE = "pronk.settings";
 const KEY = "pronk.key";
@@ -115,14 +117,5 @@ export class Settings {
   #store() {
     tryStorage(() => localStorage.setItem(STORE, JSON.stringify(this.values)));
     this.onchange();
-  }
-}
-
-/** Return the result of a storage access, or null if the browser blocks storage. */
-function tryStorage(action) {
-  try {
-    return action();
-  } catch {
-    return null;
   }
 }

@@ -10,9 +10,10 @@ const ENDINGS = { length: "The answer reached the maximum number of tokens.", st
 export class Turn {
   /**
    * @param {string} message the user's message
-   * @param {object} page callbacks of the page: history(turn) returns the messages before a turn, key() the API key,
+   * @param {object} page callbacks of the page: history(turn) returns the messages of the turns before, key() the API key,
    *   drafter() the server's drafter, running() whether an answer is in progress; setBusy(controller) begins or, with
-   *   null, ends one; marks() whether tokens are marked; attach(answer), onDraw(), announce(text), askKey(reason, then), regenerate(turn, newSeed)
+   *   null, ends one; system() the system prompt; marks() whether tokens are marked; attach(answer), onDraw(),
+   *   announce(text), askKey(reason, then), regenerate(turn, newSeed)
    */
   constructor(message, page) {
     this.message = message;
@@ -43,10 +44,40 @@ export class Turn {
 
   /** Request the answer. */
   async run(options) {
-    const messages = [...this.page.history(this), { role: "user", content: this.message.toWellFormed() }];
+    this.#prepare(options, this.page.system());
+    await this.#stream(this.answer, this.body);
+  }
+
+  /** Return what is stored of the turn. */
+  toJSON() {
+    const { message, options, system, answer } = this;
+    return { message, options, system, answer: this.failed ? null : answer };
+  }
+
+  /** Show the stored answer of a turn, which the page has already. */
+  restore({ options, system, answer }) {
+    this.#prepare(options, system);
+    this.page.attach(this.answer);
+    if (answer) this.answer.restore(answer);
+    else this.answer.finish(null, "");
+    this.#offerAll();
+  }
+
+  /** Whether the answer can be compared with plain decoding. */
+  get comparable() {
+    const isDone = !this.failed && this.answer.tokens.length > 0 && !this.answer.isRunning;
+    return isDone && this.options.drafter !== "autoregressive";
+  }
+
+  /** Begin a new answer. `options` are those of the request, without its messages. */
+  #prepare(options, system) {
+    this.options = options;
+    this.system = system;
+    const first = system ? [{ role: "system", content: system }] : [];
+    const own = { role: "user", content: this.message.toWellFormed() };
     this.body = {
       ...options,
-      messages,
+      messages: [...first, ...this.page.history(this), own],
       stream: true,
       stream_options: { include_usage: true },
       leaps: true,
@@ -54,16 +85,16 @@ export class Turn {
       top_logprobs: 5,
     };
     this.answer = new Answer("Answer", this.page.marks());
+    this.verdict = null;
     this.answers.replaceChildren(this.answer.element);
     this.element.classList.remove("compared");
-    await this.#stream(this.answer, this.body);
   }
 
   /** Request the same answer in plain decoding and show both side by side. */
   async compare() {
     const { answer } = this;
     const plain = new Answer("Plain decoding", true);
-    const verdict = new Verdict(answer, plain);
+    const verdict = (this.verdict = new Verdict(answer, plain));
     answer.title.textContent = "With draft tokens";
     this.answers.replaceChildren(answer.element, plain.element, verdict.element);
     this.element.classList.add("compared");
@@ -122,13 +153,7 @@ export class Turn {
     const temperature = body.temperature === undefined ? "" : `temperature ${body.temperature}`;
     const settings = [body.drafter ?? page.drafter(), temperature, `seed ${body.seed}`];
     const offers = [];
-    if (!this.failed) {
-      if (body.drafter !== "autoregressive" && answer.tokens.length) {
-        const label = this.answers.children.length > 1 ? "Compare again" : "Compare with plain decoding";
-        offers.push(button(label, "plain", () => this.compare()));
-      }
-      offers.push(button("Copy", "plain", (event) => copy(answer.content, event.target)));
-    }
+    if (!this.failed) offers.push(button("Copy", "plain", (event) => copy(answer.content, event.target)));
     offers.push(button(this.failed ? "Try again" : "Regenerate", "plain again", () => page.regenerate(this)));
     if (!this.failed && body.temperature !== 0) {
       offers.push(button("Regenerate with a new seed", "plain again", () => page.regenerate(this, true)));

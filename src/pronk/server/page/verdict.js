@@ -24,6 +24,14 @@ export class Verdict {
     this.place = -1;
   }
 
+  /** A few words for the line above the composer: whether the texts are equal, and the gain. */
+  get summary() {
+    if (this.place >= 0) return "The texts differ.";
+    if (!this.plain.done) return this.head.textContent;
+    const speedup = fixed(this.drafted.counts.rate / this.plain.counts.rate, 2);
+    return `The same text, at ${speedup}× the speed.`;
+  }
+
   /** Update during plain decoding and at its end. */
   update() {
     const { drafted, plain } = this;
