@@ -378,6 +378,51 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
     assert all(name in err for name in ("/help", "/reset", "/stats", "/colors", "/exit"))
 
 
+def test_chat_repeats_and_forgets_turns(run: Run, fake: type[FakeLLM]) -> None:
+    code, out, err = run("chat", given="/retry\na\nb\n/retry\n/undo\nc\n")
+    assert (code, out) == (0, "one two three\n" * 4)
+    asked = [[each["content"] for each in messages] for messages in fake.made.asked]
+    turn = ["a", "one two three"]
+    assert asked == [["a"], [*turn, "b"], [*turn, "b"], [*turn, "c"]]
+    assert "/retry: expected an earlier message, found none; write one" in err
+    assert "forgot: b\n" in err
+
+
+def test_chat_sets_sampling_options(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[SamplingParams] = []
+    original = fake.stream_chat
+
+    def record(
+        self: FakeLLM, messages: Any, params: SamplingParams, **options: Any
+    ) -> Iterator[Piece]:
+        used.append(params)
+        return original(self, messages, params, **options)
+
+    monkeypatch.setattr(fake, "stream_chat", record)
+    given = "/set temperature 0.5\n/set top_k x\n/set nosuch 1\n/set\na\n"
+    code, _, err = run("chat", given=given)
+    assert (code, used[0].temperature, used[0].top_k) == (0, 0.5, SamplingParams().top_k)
+    assert "/set: expected one of max_tokens, temperature" in err
+    assert "found 'x'" in err
+    assert "temperature 0.5, top_k" in err
+
+
+def test_chat_switches_the_model(run: Run, fake: type[FakeLLM]) -> None:
+    code, out, err = run("chat", given="a\n/model\n/model other\nb\n")
+    assert (code, out) == (0, "one two three\n" * 2)
+    assert "/model: expected the name or path of a model, found none" in err
+    assert "model: other" in err
+    assert [each["content"] for each in fake.made.asked[-1]] == ["a", "one two three", "b"]
+    assert len(fake.made.asked) == 1
+
+
+def test_run_is_chat_with_the_named_model(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("run", ".", given="a\n") == (0, "one two three\n", "")
+    assert fake.made.asked == [[{"role": "user", "content": "a"}]]
+
+
 @pytest.mark.usefixtures("terminal")
 def test_chat_colours_draft_tokens_unless_turned_off(run: Run, fake: type[FakeLLM]) -> None:
     _, out, err = run("chat", given="a\n/colors\nb\n")
@@ -398,7 +443,8 @@ def thinking(fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chat_shows_thoughts_dimmed_and_apart(run: Run) -> None:
     assert (
         run("chat", given="a\n")[1]
-        == "\x1b[2;32m2 +\x1b[0m\x1b[2m 3\x1b[0m\x1b[2;32m.\x1b[0m\n\n\x1b[32mIt\x1b[0m is\n"
+        == "\x1b[2;32m2\x1b[0m\x1b[2;32m +\x1b[0m\x1b[2m 3\x1b[0m\x1b[2;32m.\x1b[0m"
+        "\n\n\x1b[32mIt\x1b[0m is\n"
     )
 
 

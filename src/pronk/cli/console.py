@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from rich.style import Style
 from rich.text import Text
 
 from pronk.cli.progress import status_bar
+from pronk.cli.wrap import WordWrap
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,6 +56,7 @@ class TerminalOutput:
         self._stats = self._err.is_terminal if stats is None else stats
         self.color_drafts = color_drafts
         self._fresh_line = True
+        self._wrap = WordWrap()
         self._in_thoughts = False  # whether the text printed last is a thought
 
     @property
@@ -63,7 +65,7 @@ class TerminalOutput:
         return self._out.is_terminal
 
     def write(self, text: str, *, drafted: bool = False, is_thought: bool = False) -> None:
-        """Print a piece of generated text.
+        """Print a piece of generated text; on a terminal, lines break between words.
 
         Thoughts are dimmed on a terminal, and stand between two tags elsewhere.
         """
@@ -86,6 +88,7 @@ class TerminalOutput:
         if self._in_thoughts and not self.interactive:
             self._write("\n</think>", _PLAIN)
         self._in_thoughts = False
+        self._print(self._wrap.flush(self._out.width))
         if not self._fresh_line:
             self._write("\n", _PLAIN)
 
@@ -169,10 +172,14 @@ class TerminalOutput:
             return
         self._fresh_line = text.endswith("\n")
         if self.interactive:
-            self._out.print(Segments([Segment(text.translate(_CONTROL), style)]), end="")
+            self._print(self._wrap.push(text.translate(_CONTROL), style, self._out.width))
         else:
             sys.stdout.write(text)
         sys.stdout.flush()
+
+    def _print(self, parts: Iterable[tuple[str, Style]]) -> None:
+        """Print the parts of a text on the terminal."""
+        self._out.print(Segments([Segment(text, style) for text, style in parts]), end="")
 
 
 def prepare(

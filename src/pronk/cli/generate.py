@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.cli.options import Progress, given_options, model_options, sampling_params, shares
+from pronk.cli.models import MODEL_NAME
+from pronk.cli.options import given_options, model_options, sampling_params, shares
 from pronk.cli.panels import option
 from pronk.cli.progress import interruptible
 from pronk.cli.values import only_adapter, read_prompt
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams
 
 _stats = partial(typer.Option, metavar="", show_default="on a terminal")
+_THINKING = option(
+    "Think before the answer, or not; for models whose chat template can switch it.", metavar=""
+)
 _COLOR_DRAFTS = option("Colour the accepted draft tokens.", metavar="")
 
 
@@ -109,17 +113,11 @@ def generate(
 )
 def chat(
     command: typer.Context,
-    load: Callable[[Progress | None], "LLM"],
+    load: Callable[..., "LLM"],
     request: Callable[[], "SamplingParams"],
     *,
     system: Annotated[str, option("System message.", metavar="TEXT", show_default=False)] = "",
-    thinking: Annotated[
-        bool | None,
-        option(
-            "Think before the answer, or not; for models whose chat template can switch it.",
-            metavar="",
-        ),
-    ] = None,
+    thinking: Annotated[bool | None, _THINKING] = None,
     stats: Annotated[
         bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
     ] = None,
@@ -139,17 +137,79 @@ def chat(
 
     echo "Hello" | pronk chat --max-tokens 32
     """
-    from pronk.cli.console import TerminalOutput, prepare
+    from pronk.cli.console import TerminalOutput
+
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
+    _converse(command, load, request, screen, system, thinking)
+
+
+@shares(
+    load=model_options,
+    request=sampling_params,
+    without=("model", "n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+)
+def run(
+    command: typer.Context,
+    name: Annotated[str, MODEL_NAME],
+    load: Callable[..., "LLM"],
+    request: Callable[[], "SamplingParams"],
+    *,
+    system: Annotated[str, option("System message.", metavar="TEXT", show_default=False)] = "",
+    thinking: Annotated[bool | None, _THINKING] = None,
+    stats: Annotated[
+        bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
+    ] = None,
+    color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
+) -> None:
+    """Chat with a model, and download it before if it is not on this machine.
+
+    The options are those of pronk chat.
+
+    [bold]Examples[/]
+
+    pronk run smollm2
+
+    pronk run Qwen/Qwen3-0.6B --temperature 0.7
+    """
+    from pronk.cli.console import TerminalOutput
+    from pronk.cli.models import download_missing
+
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
+    with interruptible("interrupted; the same command resumes the download"):
+        download_missing(screen, name)
+    _converse(command, partial(load, model=[name]), request, screen, system, thinking)
+
+
+def _converse(
+    command: typer.Context,
+    load: Callable[..., "LLM"],
+    request: Callable[[], "SamplingParams"],
+    screen: "TerminalOutput",
+    system: str,
+    thinking: bool | None,
+) -> None:
+    """Load the model, and answer messages until the input ends."""
+    from pronk.cli.console import prepare
     from pronk.cli.repl import ChatSession
     from pronk.text.chat.messages import thinking_options
 
-    screen = TerminalOutput(stats=stats, color_drafts=color_drafts)
     llm, params = prepare(load, request, screen)
     options = thinking_options(None, thinking)
     # Raise an error at once if the model has no chat template.
     llm.chat_ids([{"role": "user", "content": "?"}], template_options=options)
+
+    def load_model(name: str) -> "LLM":
+        with screen.loading() as progress:
+            return load(progress, model=[name])
+
     session = ChatSession(
-        llm, params, screen, system=system, given=given_options(command), template_options=options
+        llm,
+        params,
+        screen,
+        system=system,
+        given=given_options(command),
+        load_model=load_model,
+        template_options=options,
     )
     session.run()
 

@@ -28,6 +28,11 @@ _TRACEBACK = "--traceback"
 _COMMANDS = {
     "generate": Command("pronk.cli.generate:generate", "Generate text that continues a prompt."),
     "chat": Command("pronk.cli.generate:chat", "Chat with the model."),
+    "run": Command(
+        "pronk.cli.generate:run",
+        "Chat with a model, and download it before if it is not on this machine.",
+    ),
+    "ps": Command("pronk.cli.ps:ps", "List the loaded models of a running server."),
     "pull": Command(
         "pronk.cli.models:pull",
         "Download a model from the Hugging Face Hub, or update it; print its path.",

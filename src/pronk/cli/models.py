@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pronk.cli.console import TerminalOutput
     from pronk.models.resolve import Pair
 
-_NAME = typer.Argument(
+MODEL_NAME = typer.Argument(
     help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False
 )
 
 
 def pull(
-    name: Annotated[str, _NAME],
+    name: Annotated[str, MODEL_NAME],
     *,
     revision: Annotated[
         str | None,
@@ -70,6 +70,21 @@ def pull(
                     f"no trained drafter or draft model is listed for {name}; "
                     "auto drafts without one"
                 )
+
+
+def download_missing(screen: "TerminalOutput", name: str) -> None:
+    """Download a model of the Hub that is not on this machine.
+
+    A path, or a name that is none of the Hub's, is left to the loading of the model.
+    """
+    from pathlib import Path
+
+    from pronk.checkpoint.hub.cache import find_cached
+    from pronk.checkpoint.hub.names import known_models, parse_name
+
+    model = None if Path(name).exists() else parse_name(name, None)
+    if model is not None and not find_cached(model):
+        _download(screen, name, model, known_models().get(name))
 
 
 def _download(
@@ -181,7 +196,7 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
     return table
 
 
-def remove(name: Annotated[str, _NAME]) -> None:
+def remove(name: Annotated[str, MODEL_NAME]) -> None:
     """Remove a model from this machine.
 
     Its packed weights (--weight-cache on) are removed, too.

@@ -30,6 +30,19 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 
+# Sampling options that ``/set`` changes.
+_SETTABLE = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
 _ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'  # begins and ends a message of several lines
 _MAX_LINE = 2**24  # maximum characters of a line of a file or pipe
@@ -47,6 +60,7 @@ class ChatSession:
         system: system message; empty for none.
         given: names of the sampling options that the user has set. The model's recommendations
             replace all other options.
+        load_model: function that loads another model by its name or path, for ``/model``.
         template_options: variables of the chat template.
     """
 
@@ -58,30 +72,25 @@ class ChatSession:
         *,
         system: str = "",
         given: Collection[str] = (),
+        load_model: Callable[[str], LLM] | None = None,
         template_options: TemplateOptions | None = None,
     ) -> None:
-        self._llm = llm
         self._screen = screen
         self._system = system
         self._template_options = template_options
-        context = llm.config.context
-        self._adapter = only_adapter(llm.adapters)
-        recommended: dict[str, Any] = {
-            name: value for name, value in llm.config.sampling.items() if name not in given
-        }
-        limit = params.max_tokens if "max_tokens" in given else min(_MAX_TOKENS, context // 2)
-        self._params = replace(params, **recommended, max_tokens=min(limit, context - 1))
-        if limit >= context:
-            screen.note(
-                f"max_tokens: {context - 1} instead of {limit}, because the model's context is "
-                f"{context} tokens"
-            )
+        self._given = {*given}
+        self._load_model = load_model
+        self._use_model(llm, params)
         self._messages: list[Message] = []
         self._total = Stats()
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("this list", self._help),
             "/reset": ("forget the conversation", self._reset),
             "/system": ("TEXT: set the system message; without TEXT, show it", self._set_system),
+            "/set": ("NAME VALUE: set a sampling option; without NAME, show all", self._set),
+            "/retry": ("answer the last message again", self._retry),
+            "/undo": ("forget the last message and its answer", self._undo),
+            "/model": ("NAME: continue with another model", self._switch_model),
             "/save": ("FILE: save the conversation as JSON", self._save),
             "/load": ("FILE: continue a saved conversation", self._load),
             "/stats": ("statistics of all answers so far", self._show_stats),
@@ -89,6 +98,24 @@ class ChatSession:
             # The method run() ends at this line, so that the function is never called.
             "/exit": ("leave; so does Ctrl-D", lambda _: None),
         }
+
+    def _use_model(self, llm: LLM, params: SamplingParams) -> None:
+        """Answer with a model, whose recommendations replace options that the user has not set."""
+        context = llm.config.context
+        recommended: dict[str, Any] = {
+            name: value for name, value in llm.config.sampling.items() if name not in self._given
+        }
+        is_given = "max_tokens" in self._given
+        limit = params.max_tokens if is_given else min(_MAX_TOKENS, context // 2)
+        self._llm = llm
+        self._adapter = only_adapter(llm.adapters)
+        self._original = params
+        self._params = replace(params, **recommended, max_tokens=min(limit, context - 1))
+        if limit >= context:
+            self._screen.note(
+                f"max_tokens: {context - 1} instead of {limit}, because the model's context is "
+                f"{context} tokens"
+            )
 
     def run(self) -> None:
         """Answer messages until the input ends or ``/exit``."""
@@ -256,6 +283,52 @@ class ChatSession:
     def _help(self, _: str) -> None:
         for name, (meaning, _run) in self._commands.items():
             self._screen.say(f"{name:8} {meaning}")
+
+    def _set(self, text: str) -> None:
+        """Set a sampling option to a value, which is JSON or else a text."""
+        name, _, written = text.partition(" ")
+        if not name:
+            shown = {each: getattr(self._params, each) for each in _SETTABLE}
+            self._screen.say(", ".join(f"{each} {value}" for each, value in shown.items()))
+            return
+        if name not in _SETTABLE or not written:
+            expected = f"expected one of {', '.join(_SETTABLE)} and a value"
+            refuse("/set", f"{expected}, found {text!r}; /set shows the values", OptionError)
+        try:
+            value = json.loads(written)
+        except ValueError:
+            value = written
+        self._params = replace(self._params, **{name: value})
+        self._original = replace(self._original, **{name: value})
+        self._given.add(name)
+        self._screen.say(f"{name}: {value}")
+
+    def _retry(self, _: str) -> None:
+        messages = self._messages
+        if not messages:
+            refuse("/retry", "expected an earlier message, found none; write one", OptionError)
+        self._messages = messages[:-2]
+        try:
+            self._answer(messages[-2]["content"])
+        finally:
+            if self._messages == messages[:-2]:
+                self._messages = messages  # there is no new answer
+
+    def _undo(self, _: str) -> None:
+        if not self._messages:
+            refuse("/undo", "expected an earlier message, found none; write one", OptionError)
+        forgotten = self._messages[-2]["content"]
+        self._messages = self._messages[:-2]
+        self._screen.say(f"forgot: {forgotten:.60}")
+
+    def _switch_model(self, name: str) -> None:
+        """Load another model, which continues the conversation; an error keeps the present one."""
+        if not name or self._load_model is None:
+            refuse("/model", "expected the name or path of a model, found none", OptionError)
+        llm = self._load_model(name)
+        llm.chat_ids([{"role": "user", "content": "?"}], template_options=self._template_options)
+        self._use_model(llm, self._original)
+        self._screen.say(f"model: {name}")
 
     def _reset(self, _: str) -> None:
         self._messages.clear()
