@@ -24,7 +24,9 @@ from pronk.lab.bench.document import (
     Range,
     Split,
 )
+from pronk.lab.bench.plots import draw_plots
 from pronk.lab.bench.report import check_report, write_report
+from pronk.lab.bench.tables import result_sentence
 
 TASKS = {"code": 1.25, "edit": 1.7, "chat": 0.8, "math": 1.0}
 METHODS = {
@@ -145,6 +147,36 @@ def make_document(*models: ModelResult, **changes: Any) -> Document:
     return Document(**{**values, **changes})
 
 
+def test_report_begins_with_the_result(tmp_path: Path) -> None:
+    text = write_report(make_document(), tmp_path).read_text()
+    sentence = (
+        "inflated/tiny-code-1b: prompt_lookup has 1.65 ± 0.05 times the speed of plain decoding "
+        "at temperature 0, over 48 prompts."
+    )
+    assert f'<h1>pronk bench</h1>\n<p class="result">{sentence}</p>' in text
+
+
+def test_a_result_without_a_faster_drafter_says_so() -> None:
+    slow = pick(make_model(), method={"autoregressive", "jacobi"}, temperature={0.0})
+    assert "no drafter is faster than plain decoding; jacobi has 0.81" in result_sentence(slow)
+    plain = pick(make_model(), method={"autoregressive"})
+    assert "no drafter was measured" in result_sentence(plain)
+
+
+def test_bars_of_equal_tasks_are_shown_once() -> None:
+    model = pick(make_model(), task={"code", ALL, SOUND}, temperature={0.0})
+    every = next(iter(draw_plots(model))).light
+    only = tuple(
+        replace(f, task=task)
+        for task in (ALL, SOUND, "code")
+        for f in model.figures
+        if f.task == ALL
+    )
+    once = next(iter(draw_plots(replace(model, figures=only)))).light
+    assert [every.count(name) for name in ("all tasks", "without loops")] == [1, 1]
+    assert [once.count(name) for name in ("all tasks", "without loops")] == [1, 0]
+
+
 def bare(figures: Figures) -> Figures:
     """Return figures without values, as when no prompt finished."""
     failures = (Failure("a/1", "it went wrong"),)
@@ -244,7 +276,7 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
 def test_plots_have_a_light_and_a_dark_theme(whole: tuple[str, Page]) -> None:
     page = whole[1]
     plots = images(page)
-    assert len(plots) == 2 * (2 * 2 + 1)
+    assert len(plots) == 2 * (2 + 1)
     light = plots[: len(plots) // 2]
     dark = plots[len(plots) // 2 :]
     assert all(one != other for one, other in zip(light, dark, strict=True))

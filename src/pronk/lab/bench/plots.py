@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pronk.base.checks import require_extra
 from pronk.lab.bench.document import ALL, SOUND, Figures, ModelResult, PassCost
-from pronk.lab.bench.records import PLAIN
 from pronk.lab.bench.tables import task_name
 
 if TYPE_CHECKING:
@@ -56,12 +55,12 @@ class Plot:
 
 
 def draw_plots(model: ModelResult) -> Iterator[Plot]:
-    """Yield plots of speed-ups and throughputs by temperature, and of the time of forward passes.
+    """Yield plots of speed-ups by temperature, and of the time of forward passes.
 
     A plot that would show plain decoding alone is left out. Needs matplotlib.
     """
     require_extra("report", "report", "matplotlib")
-    styles: dict[str, Any] = {PLAIN: {"label": "plain", "color": "gray"}}
+    styles: dict[str, Any] = {}
     for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
         styles[method] = {"label": _shorten(method), "color": f"C{i % 10}"}
     # Seconds to read all weights from memory once, which no forward pass can beat; 0 if unknown.
@@ -70,22 +69,15 @@ def draw_plots(model: ModelResult) -> Iterator[Plot]:
         floor = model.pass_bytes / model.bandwidth.median
     for temperature in sorted(model.temperatures):
         shown = [f for f in model.figures if f.temperature == temperature and f.prompts]
-        overall = [f for f in shown if f.task == ALL]
         name = f"T = {temperature:g}" if temperature else "greedy"
         if any(not f.is_plain for f in shown):
             caption = (
                 "Median over the repeats; a whisker is half their range. Left of the dashed line "
                 "is slower. "
             )
-            draw = partial(_draw_speedups, shown, styles)
-            yield _make_plot(f"Speed-up, {name}", f"{caption}Hatched: peers.", draw, len(shown))
-        if any(not f.is_plain for f in overall):
-            caption = (
-                "All tasks, prefill included. The memory floor is one token per reading of the "
-                "weights."
-            )
-            draw = partial(_draw_throughput, overall, styles, floor)
-            yield _make_plot(f"Throughput, {name}", caption, draw, len(overall))
+            distinct = _distinct_tasks(shown)
+            draw = partial(_draw_speedups, distinct, styles)
+            yield _make_plot(f"Speed-up, {name}", f"{caption}Hatched: peers.", draw, len(distinct))
     if model.pass_cost:
         caption = (
             "Verifying more rows is almost free near the memory floor, the time to read the "
@@ -93,6 +85,24 @@ def draw_plots(model: ModelResult) -> Iterator[Plot]:
         )
         draw = partial(_draw_pass_cost, model.pass_cost, floor)
         yield _make_plot("Time of a forward pass", caption, draw, 1)
+
+
+def _distinct_tasks(figures: Sequence[Figures]) -> list[Figures]:
+    """Return the figures without tasks that repeat the bars of a task before them.
+
+    The only task has the figures of ``ALL``, and so has ``SOUND`` if no output was left out.
+    """
+    by_task: dict[str, list[Figures]] = {}
+    for each in figures:
+        by_task.setdefault(each.task, []).append(each)
+    shown: list[list[tuple[Any, ...]]] = []
+    distinct = list[Figures]()
+    for task in sorted(by_task, key=lambda task: (task != ALL, task != SOUND)):
+        bars = [(each.method, each.prompts, each.speedup) for each in by_task[task]]
+        if bars not in shown:
+            shown.append(bars)
+            distinct += by_task[task]
+    return distinct
 
 
 def _make_figure(draw: Callable[[Axes], None], rows: int) -> Figure:
@@ -150,15 +160,6 @@ def _draw_speedups(figures: Sequence[Figures], styles: Mapping[str, Any], axes: 
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.axvline(1, **_REFERENCE)
     axes.set_xlabel("speed relative to plain decoding")
-
-
-def _draw_throughput(
-    figures: Sequence[Figures], styles: Mapping[str, Any], floor: float, axes: Axes
-) -> None:
-    _draw_bars(axes, 0, figures, styles, [f.tokens_per_second for f in figures])
-    if floor:
-        axes.axvline(1 / floor, label=f"memory floor, {1 / floor:,.0f}", **_REFERENCE)
-    axes.set(yticks=[], xlabel="tokens per second")
 
 
 def _draw_bars(

@@ -21,6 +21,7 @@ from pronk.lab.bench.tables import (
     explain,
     failures,
     inflation_note,
+    result_sentence,
     speed_table,
 )
 
@@ -67,7 +68,10 @@ def _render(document: Document) -> str:
     environment.filters |= {"data_url": _data_url, "flat": _flat}
     sections = [_make_section(model, document) for model in document.models]
     template = environment.get_template("report.html.j2")
-    return template.render(document=document, sections=sections, terms=explain(document))
+    results = [result_sentence(model) for model in document.models]
+    return template.render(
+        document=document, sections=sections, results=results, terms=explain(document)
+    )
 
 
 def _data_url(svg: str) -> str:

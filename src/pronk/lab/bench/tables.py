@@ -198,6 +198,28 @@ def describe(model: ModelResult, document: Document) -> str:
     return " · ".join(parts)
 
 
+def result_sentence(model: ModelResult) -> str:
+    """Return one sentence that says how fast the fastest drafter is over all prompts.
+
+    Peers are not compared; the speeds of all temperatures are.
+    """
+    candidates = [
+        (figures.speedup, figures)
+        for figures in model.figures
+        if figures.task == ALL and figures.engine == "pronk" and not figures.is_plain
+    ]
+    measured = [(speedup, figures) for speedup, figures in candidates if speedup is not None]
+    if not measured:
+        return f"{model.name}: no drafter was measured against plain decoding."
+    speedup, best = max(measured, key=lambda pair: pair[0].median)
+    where = f"at temperature {best.temperature:g}, over {best.prompts} prompts"
+    ratio = f"{speedup.median:.2f} ± {speedup.spread:.2f} times the speed of plain decoding"
+    if speedup.median <= 1:
+        slower = "no drafter is faster than plain decoding"
+        return f"{model.name}: {slower}; {best.method} has {ratio} {where}."
+    return f"{model.name}: {best.method} has {ratio} {where}."
+
+
 def inflation_note(model: ModelResult) -> str | None:
     """Return a note about a small model that was padded to a large shape.
 
