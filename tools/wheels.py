@@ -48,6 +48,8 @@ FILES = (
     "py.typed",
     "heads/smollm2-135m-instruct-eagle3/model.safetensors",
     "server/page/index.html",
+    "server/page/highlight.min.js",
+    "server/page/highlight.LICENSE.txt",
 )
 
 
