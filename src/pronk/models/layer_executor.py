@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_program import KernelProgram
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
-from pronk.sampling.noise import seed_key
 from pronk.sampling.sampler import Sampler
 
 
@@ -271,7 +271,7 @@ def draft_chain(
             has one row, the draft token before.
         stream: ``[rows, hidden]``; overwritten.
         sampler: sampler of the draft tokens, with a
-            :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
+            :attr:`~pronk.sampling.sampler.Sampler.library_sampler`.
         vocab_size: number of logits of the LM head.
         max_tokens: maximum number of draft tokens, at least 1.
         on_token: called with each draft token; returns whether to continue. Its exceptions end the
@@ -290,15 +290,13 @@ def draft_chain(
             errors.append(error)
             return 0
 
-    stateless = sampler.stateless_sampler
-    assert stateless is not None, "expected a sampler that drafts statelessly"
+    assert sampler.library_sampler is not None, "expected a sampler in the library"
     assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
     assert len(batch.logits_rows) == 1, "expected the logits of the last row"
     params = CDraftChain(
-        key=seed_key(stateless.seed),
+        sampling=ctypes.pointer(sampler.library_sampler.options),
         position=len(sampler.context),
         steps=max_tokens,
-        temperature=stateless.temperature,
         ids=None if ids is None else ids.ctypes.data,
         scores=scores.ctypes.data,
         on_token=OnToken(callback),

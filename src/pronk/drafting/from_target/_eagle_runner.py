@@ -185,7 +185,7 @@ class EagleRunner:
         """Whether :meth:`draft_chain` can be used for a request."""
         return (
             self._drafts_chains
-            and context.sampler.stateless_sampler is not None
+            and context.sampler.library_sampler is not None
             and len(context.tokens) == context.root + 1
         )
 

@@ -231,8 +231,8 @@ class DraftRunner:
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        stateless = context.sampler.stateless_sampler is not None
-        return stateless and self.runner.supports_draft_chain and self.translation.is_identity
+        in_library = context.sampler.library_sampler is not None
+        return in_library and self.runner.supports_draft_chain and self.translation.is_identity
 
     def draft_chain(self, chain: Chain) -> None:
         """Draft all tokens of an empty chain in one call of the kernels."""

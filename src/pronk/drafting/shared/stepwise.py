@@ -124,7 +124,7 @@ def can_count(context: DraftContext[Any], num_unread: int) -> bool:
     seed and position.
     """
     num_own = len(context.tokens) - context.sampler.context.num_prompt
-    return context.sampler.stateless_sampler is not None and min(num_unread, num_own) >= MIN_COUNTED
+    return context.sampler.drafts_at_any_position and min(num_unread, num_own) >= MIN_COUNTED
 
 
 def count_choices(

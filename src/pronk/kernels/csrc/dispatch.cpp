@@ -205,12 +205,6 @@ int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint
   return isa_kernels(isa, false)->sampling->sample(logits, vocab, temperature, key);
 }
 
-int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
-                           const int32_t* ids, float* scores, float* confidence, int32_t isa) {
-  IeeeMode mode;
-  return isa_kernels(isa, false)->sampling->sample_draft(logits, vocab, temperature, key, ids, scores, confidence);
-}
-
 void pronk_exp(double* x, int64_t count, int32_t isa) {
   IeeeMode mode;
   isa_kernels(isa, false)->sampling->exps(x, count);
@@ -245,9 +239,8 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
     int32_t code = pronk_run(ops, count, &p);
     if (code) return code;
     float confidence = 0.0f;
-    uint64_t key = hash_token(chain->key, (uint64_t)(chain->position + passes));
-    token = pronk_sample_draft(p.logits, head->w->N, chain->temperature, chain->temperature == 0.0f ? nullptr : &key,
-                               chain->ids, chain->scores + passes * head->w->N, &confidence, p.isa);
+    token = pronk_sample_draft(chain->sampling, p.logits, head->w->N, chain->position + passes, chain->ids,
+                               chain->scores + passes * head->w->N, &confidence, p.isa);
     passes++;
     if (token < 0 || !chain->on_token(token, confidence)) break;
     // Draft tokens are replayed in each later pass, which leaves the state as it is.

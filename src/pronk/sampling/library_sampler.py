@@ -1,8 +1,8 @@
-"""Verification of a token tree by one call of the kernels' library.
+"""Sampling of one request's tokens by calls of the kernels' library.
 
-The library chooses the target's tokens by the coupled rule with penalties, temperature, top-k,
-top-p and min-p. Other logits processors, such as guides, need Python between two tokens. The bits
-are those of :meth:`pronk.sampling.sampler.Sampler.choose`.
+The library chooses tokens by the coupled rule with penalties, temperature, top-k, top-p and min-p.
+Other logits processors, such as guides, need Python between two tokens. The target's tokens have
+the bits of :meth:`pronk.sampling.sampler.Sampler.choose`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pronk.base.arrays import Array
 from pronk.kernels.exact_math import log
 from pronk.kernels.library import Kernels
 from pronk.kernels.structures import CSampling
+from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.logits_processors import LogitsProcessor, Penalties
 from pronk.sampling.noise import seed_key
 from pronk.sampling.params import SamplingParams
@@ -24,8 +25,15 @@ from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath
 
 
-class TreeVerifier:
-    """Chooses one request's tokens along a token tree, in the library."""
+class LibrarySampler:
+    """Samples one request's tokens in the library: those of the target, and draft tokens.
+
+    Attributes:
+        options: the request's options, as the kernels read them. With penalties they point to the
+            counts of the tokens of the text, which :class:`Penalties` keeps.
+        depends_on_text: whether a token depends on the tokens before its position, apart from their
+            logits.
+    """
 
     def __init__(
         self,
@@ -34,7 +42,7 @@ class TreeVerifier:
         sampler: StatelessSampler,
         penalties: Penalties | None,
     ) -> None:
-        """Create a verifier.
+        """Create a sampler.
 
         Args:
             kernels: the kernels' library.
@@ -43,8 +51,9 @@ class TreeVerifier:
             penalties: the request's penalties, which count the tokens of its text.
         """
         self._kernels = kernels
-        self._penalties = penalties
-        self._options = CSampling(
+        self._penalties = penalties  # keeps the arrays alive that ``options`` points to
+        self.depends_on_text = penalties is not None
+        self.options = CSampling(
             key=seed_key(sampler.seed),
             temperature=sampler.temperature,
             log_min_p=float(log(params.min_p)) if params.min_p > 0.0 else -math.inf,
@@ -55,8 +64,8 @@ class TreeVerifier:
             presence=params.presence_penalty,
         )
         if penalties is not None:
-            self._options.counts = penalties.counts.ctypes.data
-            self._options.in_prompt = penalties.in_prompt.ctypes.data
+            self.options.counts = penalties.counts.ctypes.data
+            self.options.in_prompt = penalties.in_prompt.ctypes.data
 
     def verify(self, tree: TokenTree, logits: Array, position: int) -> VerifiedPath | None:
         """Return the result of :func:`pronk.sampling.verify.verify_tree`.
@@ -74,29 +83,45 @@ class TreeVerifier:
             pairs = zip(parents, tree.acceptable, strict=True)
             parents = [parent if acceptable else -1 for parent, acceptable in pairs]
         rows = np.ascontiguousarray(logits)
-        found = self._kernels.verify(self._options, rows, position, tree.tokens, parents)
+        found = self._kernels.verify(self.options, rows, position, tree.tokens, parents)
         if found is None:
             return None
         path, last = found
         return VerifiedPath(tuple(path), (*[tree.tokens[node] for node in path], last))
 
+    def draft(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
+        """Return the token that a draft model proposes after the current text.
 
-def make_verifier(
+        Args:
+            logits: ``[draft vocab]`` float32, logits of the draft model; ``-inf`` bans a token.
+            position: index of the token in the text.
+            ids: the target's token id of each logit; ``None`` for 0, 1, ….
+
+        Returns:
+            The draft token; ``None`` if all tokens are banned, or a logit is NaN or ``inf``.
+        """
+        token, confidence, scores = self._kernels.draft_token(
+            self.options, np.ascontiguousarray(logits), position, ids
+        )
+        return None if token < 0 else DraftToken(token, confidence, scores, ids)
+
+
+def make_library_sampler(
     kernels: Kernels | None,
     params: SamplingParams,
     sampler: StatelessSampler,
     processors: Sequence[LogitsProcessor],
-) -> TreeVerifier | None:
-    """Return a verifier for a request, or ``None`` if the library cannot compute its options.
+) -> LibrarySampler | None:
+    """Return the library's sampler of a request; ``None`` if it cannot compute its options.
 
     ``processors`` are all logits processors of the request; the other arguments are those of
-    :class:`TreeVerifier`.
+    :class:`LibrarySampler`.
     """
     if kernels is None or params.rejects:
         return None
     if not processors:
-        return TreeVerifier(kernels, params, sampler, None)
+        return LibrarySampler(kernels, params, sampler, None)
     first = processors[0]
     if len(processors) == 1 and type(first) is Penalties:
-        return TreeVerifier(kernels, params, sampler, first)
+        return LibrarySampler(kernels, params, sampler, first)
     return None
