@@ -506,10 +506,7 @@ class RequestLedger:
 
     def has_proposed(self, proposer: Proposer[Any]) -> bool:
         """Return whether a drafter has proposed in this step."""
-        for proposal in self._proposals:
-            if proposal.proposer is proposer:
-                return True
-        return False
+        return any(proposal.proposer is proposer for proposal in self._proposals)
 
     @property
     def needs_logits(self) -> bool:

@@ -63,7 +63,7 @@ class KernelBatch:
         num_nodes = 0
         parents = None
         if tree is not None:
-            num_nodes = len(tree)
+            num_nodes = len(tree.tokens)
             # without parents, the tree is a chain
             if num_nodes > 1 and tree.main_chain < num_nodes:
                 parents = self._int32_array(tree.parents)

@@ -64,8 +64,8 @@ class LayerExecutor:
             batch: the rows, whose KV slots are allocated.
             num_layers: number of layers, at least 1; after all layers of the model, the LM head
                 runs.
-            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned, in
-                the dtype of the cache.
+            collect: numbers (from 1; 0: the embedding), ascending, of the layers whose output is
+                returned, in the dtype of the cache.
         """
         decoder = self.decoder
         if self._can_shorten(batch, num_layers, collect):
@@ -88,8 +88,11 @@ class LayerExecutor:
         They are those that the caller wants, ``collect``, and those that computed features read
         after later layers.
         """
+        features = self.cache.computed_features
+        if not features:
+            return tuple(collect)
         layers = set(collect)
-        for feature in self.cache.computed_features:
+        for feature in features:
             last = max(feature.layers)
             if last <= num_layers:
                 layers.update(layer for layer in feature.layers if layer < last)
