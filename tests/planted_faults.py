@@ -175,6 +175,13 @@ _SAMPLING = (
         "sampling/test_draft_token.py",
     ),
     Fault(
+        "scoring the history counts the tokens after a position in its penalties",
+        "sampling/library_sampler.py",
+        "        penalties.forget(text[first:])\n",
+        "        penalties.forget(text[first:first])\n",
+        "drafting/shared/test_score_history.py",
+    ),
+    Fault(
         "the library accepts nodes that only have to be computed",
         "sampling/library_sampler.py",
         "        if tree.verify is not None:\n",

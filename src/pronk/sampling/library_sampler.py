@@ -8,7 +8,7 @@ the bits of :meth:`pronk.sampling.sampler.Sampler.choose`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,8 +31,6 @@ class LibrarySampler:
     Attributes:
         options: the request's options, as the kernels read them. With penalties they point to the
             counts of the tokens of the text, which :class:`Penalties` keeps.
-        depends_on_text: whether a token depends on the tokens before its position, apart from their
-            logits.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class LibrarySampler:
         """
         self._kernels = kernels
         self._penalties = penalties  # keeps the arrays alive that ``options`` points to
-        self.depends_on_text = penalties is not None
         self.options = CSampling(
             key=seed_key(sampler.seed),
             temperature=sampler.temperature,
@@ -104,6 +101,36 @@ class LibrarySampler:
             self.options, np.ascontiguousarray(logits), position, ids
         )
         return None if token < 0 else DraftToken(token, confidence, scores, ids)
+
+    def draft_history(
+        self, logits: Array, text: Sequence[int], first: int, ids: DraftIds | None = None
+    ) -> Iterator[DraftToken | None]:
+        """Yield the tokens that a draft model would have proposed for successive tokens of a text.
+
+        Each is the result of :meth:`draft` for the text before it. Until the iterator ends or is
+        closed, penalties do not count the tokens after that.
+
+        Args:
+            logits: ``[tokens, draft vocab]`` float32, logits of the draft model.
+            text: token ids of the request's text.
+            first: index in the text of the token for ``logits[0]``, a token of the output.
+            ids: as in :meth:`draft`.
+        """
+        penalties = self._penalties
+        if penalties is None:
+            for position, row in enumerate(logits, first):
+                yield self.draft(row, position, ids)
+            return
+        penalties.forget(text[first:])
+        num_counted = first
+        try:
+            for position, row in enumerate(logits, first):
+                yield self.draft(row, position, ids)
+                penalties.advance(text[position])
+                num_counted = position + 1
+        finally:
+            for token in text[num_counted:]:
+                penalties.advance(token)
 
 
 def make_library_sampler(

@@ -270,22 +270,6 @@ class Sampler:
 
         return block_verify(p, chain, accepts)
 
-    def draft_token_at(
-        self, logits: Array, position: int, ids: DraftIds | None = None
-    ) -> DraftToken | None:
-        """Return the token that a draft model with these logits proposes for any ``position``.
-
-        The result is that of :meth:`draft_token`, which is for the position after the context.
-        :attr:`drafts_at_any_position` must be true.
-        """
-        assert self.library_sampler is not None, "expected a sampler in the library"
-        return self.library_sampler.draft(np.asarray(logits, np.float32), position, ids)
-
-    @property
-    def drafts_at_any_position(self) -> bool:
-        """Whether a draft token depends on logits, seed and position alone."""
-        return self.library_sampler is not None and not self.library_sampler.depends_on_text
-
     def draft_token(
         self, logits: Array, root: int, *, draw: bool = True, ids: DraftIds | None = None
     ) -> DraftToken | None:

@@ -120,11 +120,12 @@ def model_chain_costs(
 def can_count(context: DraftContext[Any], num_unread: int) -> bool:
     """Return whether the last ``num_unread`` tokens of the text are worth a pass that scores them.
 
-    False if fewer than 16 of them are the target's, or if draft tokens depend on more than logits,
-    seed and position.
+    False if fewer than 16 of them are the target's, or if the library cannot sample the request's
+    tokens.
     """
     num_own = len(context.tokens) - context.sampler.context.num_prompt
-    return context.sampler.drafts_at_any_position and min(num_unread, num_own) >= MIN_COUNTED
+    in_library = context.sampler.library_sampler is not None
+    return in_library and min(num_unread, num_own) >= MIN_COUNTED
 
 
 def count_choices(
@@ -139,8 +140,11 @@ def count_choices(
     sampler = context.sampler
     rates = context.acceptance.rates(label)
     skipped = max(0, sampler.context.num_prompt - first)
-    for position, row in enumerate(logits[skipped:], first + skipped):
-        choice = sampler.draft_token_at(row, position, ids)
+    first += skipped
+    text = sampler.context.committed
+    assert sampler.library_sampler is not None, "expected a sampler in the library"
+    choices = sampler.library_sampler.draft_history(logits[skipped:], text, first, ids)
+    for position, choice in enumerate(choices, first):
         if choice is not None:
             kind = rates.confidence_kind(choice.confidence)
-            rates.learn(kind, 1, accepted=choice.token == context.tokens[position], share=True)
+            rates.learn(kind, 1, accepted=choice.token == text[position], share=True)
