@@ -183,7 +183,7 @@ def act(
         assert (block_table.blocks, block_table.length, block_table.num_released) == ([], 0, 0)
     elif operation == 6 and any(map(allocator.is_shared, held)) and allocator.num_free:
         index = dice.choice(
-            [index for index, block in enumerate(held) if allocator.is_shared(block)]
+            [index for index, block in enumerate(held) if allocator.references[block] > 1]
         )
         (new,) = slow.claim(1, -1)
         slow.references[held[index]] -= 1

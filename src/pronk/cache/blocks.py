@@ -186,10 +186,6 @@ class BlockAllocator:
         block_table.blocks = list(blocks)
         block_table.update_derived()
 
-    def is_shared(self, block: int) -> bool:
-        """Return whether several tables hold ``block``; it must be copied before a write."""
-        return self.references[block] > 1
-
     def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
         """Replace the shared block ``blocks[index]`` of a table by a new one.
 

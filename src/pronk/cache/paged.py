@@ -292,7 +292,7 @@ class PagedCache:
         references = self.allocator.references
         for index in range(first, stop):
             block = block_table.blocks[index]
-            if references[block] > 1:
+            if references[block] > 1:  # several tables hold the block
                 old, new = self.allocator.replace_shared(block_table, index)
                 self._copy(old, new)
             elif self.prefix_cache is not None and self.prefix_cache.is_cached(block):
