@@ -293,11 +293,13 @@ def draft_chain(
             errors.append(error)
             return 0
 
-    assert sampler.library_sampler is not None, "expected a sampler in the library"
+    in_library = sampler.library_sampler
+    assert in_library is not None, "expected a sampler in the library"
+    assert in_library.counts_all(vocab_size, ids), "expected logits of the target's vocabulary"
     assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
     assert len(batch.logits_rows) == 1, "expected the logits of the last row"
     params = CDraftChain(
-        sampling=ctypes.pointer(sampler.library_sampler.options),
+        sampling=ctypes.pointer(in_library.options),
         position=len(sampler.context),
         steps=max_tokens,
         ids=None if ids is None else ids.ctypes.data,

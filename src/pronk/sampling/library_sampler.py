@@ -97,10 +97,19 @@ class LibrarySampler:
         Returns:
             The draft token; ``None`` if all tokens are banned, or a logit is NaN or ``inf``.
         """
+        assert self.counts_all(len(logits), ids), "expected logits of the target's vocabulary"
         token, confidence, scores = self._kernels.draft_token(
             self.options, np.ascontiguousarray(logits), position, ids
         )
         return None if token < 0 else DraftToken(token, confidence, scores, ids)
+
+    def counts_all(self, vocab_size: int, ids: DraftIds | None) -> bool:
+        """Return whether penalties count all tokens of a draft model.
+
+        Its logits are those of the tokens ``ids``; ``None`` for 0 .. ``vocab_size - 1``.
+        """
+        penalties = self._penalties
+        return penalties is None or ids is not None or vocab_size <= len(penalties.counts)
 
     def draft_history(
         self, logits: Array, text: Sequence[int], first: int, ids: DraftIds | None = None
