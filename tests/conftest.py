@@ -1,10 +1,16 @@
 """Fixtures of all tests: small checkpoints, written once per session, and their tokenizer."""
 
+import os
+
+# The libraries below read these at their import, and so do those of processes that tests start.
+# Idle threads of OpenBLAS and OpenMP wait in busy loops, which take the processors from other tests.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import gc
 import gzip
 import json
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from functools import wraps
