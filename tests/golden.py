@@ -16,7 +16,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from typing import Any
 import pronk
 from checkpoints import FAMILIES, make_checkpoint
 from gguf_files import CONVERTED, QUANTIZED, STORED, convert
-from pronk import LLM, reproducibility
+from model_digests import digests
+from pronk import reproducibility
 from pronk.testing import byte_tokenizer
 from quantized_formats import FORMATS, write_quantized
 
@@ -64,13 +64,6 @@ MODELS: dict[str, MakeModel] = {
         for kind in ["F32", "F16", "BF16", "MXFP4", *QUANTIZED, *CONVERTED, *STORED]
     },
 }
-
-
-def digests(path: Path, kernels: str = "auto") -> dict[str, str]:
-    """Return the digests of a model's outputs with an instruction set."""
-    llm = LLM(path, dtype="float32", kv_memory="64MiB", kernels=kernels, bits="portable")
-    with closing(llm):
-        return reproducibility.digests(llm)
 
 
 def read() -> dict[str, dict[str, dict[str, str]]]:

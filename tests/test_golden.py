@@ -10,6 +10,7 @@ import pytest
 
 import golden
 import pronk
+from model_digests import digests
 from pronk import reproducibility
 from pronk.kernels.library import candidates
 
@@ -35,14 +36,14 @@ INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 @pytest.mark.parametrize("name", golden.MODELS)
 def test_digests(name: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])
-    assert golden.digests(golden.MODELS[name](tmp_path / "model")) == expected
+    assert digests(golden.MODELS[name](tmp_path / "model")) == expected
 
 
 @pytest.mark.parametrize("kernels", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("name", FEW)
 def test_digests_on_other_instruction_sets(name: str, kernels: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])
-    assert golden.digests(golden.MODELS[name](tmp_path / "model"), kernels) == expected
+    assert digests(golden.MODELS[name](tmp_path / "model"), kernels) == expected
 
 
 def test_digests_without_numpys_own_instruction_sets() -> None:
