@@ -25,6 +25,7 @@ from checkpoints import FAMILIES, make_checkpoint
 from gguf_files import CONVERTED, QUANTIZED, STORED, convert
 from model_digests import digests
 from pronk import reproducibility
+from pronk.kernels import library
 from pronk.testing import byte_tokenizer
 from quantized_formats import FORMATS, write_quantized
 
@@ -115,9 +116,12 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="MODEL", help="models; by default all")
     parser.add_argument("--kernels", default="auto", help="instruction set; by default the widest")
+    parser.add_argument("--library", type=Path, help="file of the kernels; by default pronk's own")
     parser.add_argument("--write", action="store_true", help="write golden.json")
     parser.add_argument("--unreleased", action="store_true", help="replace digests of pronk.BITS")
     arguments = parser.parse_args()
+    if arguments.library is not None:
+        library.installed_library = arguments.library.resolve
     recorded = read() if PATH.exists() else {}
     num_others = 0
     for name, found in compute(arguments.names or MODELS, arguments.kernels):
