@@ -73,9 +73,10 @@ def describe(model: PooledModel) -> dict[str, Any]:
         f"{family}.attention.head_count_kv": config.num_kv_heads,
     }
     answers = llm.request_factory.answer_format
+    allow_generic = model.service.settings.generic_tools
     abilities = {
         "embedding": True,
-        "tools": not isinstance(answers.dialect, str),
+        "tools": answers.problem_with_tools(allow_generic=allow_generic) is None,
         "thinking": answers.reasoning is not None,
     }
     reply["capabilities"] += [name for name, has in abilities.items() if has]

@@ -374,8 +374,27 @@ class Tokenizer:
             TokenizerError: the chat template is missing or damaged.
             PromptError: the messages are malformed, rejected by the template, or exceed a limit.
         """
+        template = self._template(with_tools=tools is not None)
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
+        )
+
+    @property
+    def template_reads_tools(self) -> bool:
+        """Whether the chat template describes tools itself.
+
+        Otherwise, :meth:`chat` describes tools in the system message
+        (:mod:`pronk.text.chat.generic_tools`).
+
+        Raises:
+            TokenizerError: the chat template is missing or damaged.
+        """
+        return self._template(with_tools=True).reads_tools
+
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
+        """Return the compiled chat template, or that for conversations with tools."""
         source = self.chat_template
-        if tools is not None and self._tool_template is not None:
+        if with_tools and self._tool_template is not None:
             source = self._tool_template
         if source is None:
             refuse(
@@ -385,10 +404,7 @@ class Tokenizer:
             )
         if source not in self._templates:
             self._templates[source] = ChatTemplate(source, self._special_tokens)
-        template = self._templates[source]
-        return template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
-        )
+        return self._templates[source]
 
     def chat_ids(
         self,
