@@ -314,6 +314,11 @@ def test_mtp_heads(hub: FakeHub) -> None:
     assert not four.exists()
     remove_cached(HubModel("o/m", quantization="Q8_0"))
     assert not head.exists()
+    head = resolve_model("o/m/mtp-m.gguf")
+    eight = resolve_model("o/m:Q8_0")
+    remove_cached(HubModel("o/m", "mtp-m.gguf"))
+    assert eight.exists()
+    assert not head.exists()
 
 
 def test_commands(hub: FakeHub, cache: Path) -> None:

@@ -130,7 +130,7 @@ def _remove_files(model: HubModel, snapshot: Path) -> None:
         if its_files[:1] != files[:1]:
             kept.update(its_files)
     for file in files:
-        if file not in kept:
+        if file == files[0] or file not in kept:
             file.unlink()
 
 
