@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from pronk.checkpoint import weight_files
 from pronk.llm import LLM
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
@@ -101,7 +102,7 @@ def test_models(client: httpx.Client, model: LLM) -> None:
     (entry,) = client.get("/api/tags").json()["models"]
     assert (entry["name"], entry["model"]) == ("tiny", "tiny")
     assert entry["details"]["family"] == model.config.family
-    assert entry["size"] > 0
+    assert entry["size"] == sum(file.stat().st_size for file in weight_files(model.path))
     (loaded,) = client.get("/api/ps").json()["models"]
     assert loaded["context_length"] == model.config.context
     assert loaded["expires_at"].startswith("9999")

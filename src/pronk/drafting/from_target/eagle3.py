@@ -22,6 +22,7 @@ from pronk.base.errors import CheckpointError, ConfigError, OptionError, PronkEr
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
+from pronk.checkpoint.hub.names import MTP_FILES
 from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
@@ -51,7 +52,7 @@ from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.models.loader import describe_architecture, read_config
 from pronk.models.options import WEIGHTS
-from pronk.models.resolve import MTP_FILES, resolve_model
+from pronk.models.resolve import resolve_model
 from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.tree import TokenTree
 
