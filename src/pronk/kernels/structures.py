@@ -109,6 +109,16 @@ class CForward(Structure):
 OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
+class CClusters(Structure):
+    """C structure ``pronk_clusters``: second stage of an LM head that is divided into clusters."""
+
+    _fields_ = structure_fields(
+        ("op clusters tokens", c_void_p),
+        ("num_clusters num_best", c_int32),
+        ("logits ids", c_void_p),
+    )
+
+
 class CDraftChain(Structure):
     """C structure ``pronk_chain``: options of sampling a chain of draft tokens, and its scores."""
 
@@ -118,6 +128,7 @@ class CDraftChain(Structure):
         ("steps", c_int32),
         ("temperature", c_float),
         ("ids scores", c_void_p),
+        ("clusters", POINTER(CClusters)),
         ("on_token", OnToken),
     )
 
@@ -145,4 +156,5 @@ STRUCTURES: tuple[type[Structure], ...] = (
     CDraftChain,
     CRecurrence,
     CSampling,
+    CClusters,
 )

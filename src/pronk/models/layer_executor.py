@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.paged import PagedCache, SavedFeature
-from pronk.kernels.structures import CDraftChain, OnToken
+from pronk.kernels.structures import CClusters, CDraftChain, OnToken
+from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_program import KernelProgram
+from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import seed_key
@@ -248,6 +252,22 @@ def _last_of_all_rows(feature: SavedFeature) -> int:
     return 0 if feature.only_logits_rows else max(feature.layers)
 
 
+class HeadClusters(NamedTuple):
+    """Second stage of an LM head whose tokens are divided into clusters.
+
+    Attributes:
+        program: computes the logits of the first cluster from the stream.
+        linears: rows of the LM head, by cluster.
+        tokens: the token ids of each cluster, ``[clusters, size]``.
+        num_best: number of clusters whose tokens get logits.
+    """
+
+    program: Program
+    linears: Sequence[Linear]
+    tokens: DraftIds
+    num_best: int
+
+
 def draft_chain(
     program: Program,
     batch: ForwardBatch,
@@ -258,6 +278,7 @@ def draft_chain(
     max_tokens: int,
     on_token: Callable[[DraftToken], bool],
     ids: DraftIds | None = None,
+    clusters: HeadClusters | None = None,
 ) -> int:
     """Draft a chain for one request: run a program, sample a token, run it again, and so on.
 
@@ -277,15 +298,41 @@ def draft_chain(
         on_token: called with each draft token; returns whether to continue. Its exceptions end the
             chain.
         ids: the target's token of each logit; ``None``: 0, 1, ….
+        clusters: second stage of the LM head. The program's logits are then the scores of the
+            clusters, and ``ids`` does not matter.
     """
-    scores = np.empty((max_tokens, vocab_size), FLOAT32)
     logits = np.empty((1, vocab_size), FLOAT32)
+    second: CClusters | None = None
+    ids_of_steps: Iterator[DraftIds | None]
+    if clusters is None:
+        scores = np.empty((max_tokens, vocab_size), FLOAT32)
+        ids_of_steps = repeat(ids)
+    else:
+        size = clusters.num_best * clusters.tokens.shape[1]
+        scores = np.empty((max_tokens, size), FLOAT32)
+        step_ids = np.empty((max_tokens, size), np.int32)
+        ids_of_steps = iter(step_ids)
+        cluster_logits = np.empty(size, FLOAT32)
+        packed = [linear.packed for linear in clusters.linears]
+        structs = [each.struct for each in packed if isinstance(each, PackedMatrix)]
+        addresses = np.array([ctypes.addressof(struct) for struct in structs], np.uintp)
+        assert isinstance(clusters.program, KernelProgram), "expected a program of the kernels"
+        second = CClusters(
+            op=clusters.program.first_op(),
+            clusters=addresses.ctypes.data,
+            tokens=clusters.tokens.ctypes.data,
+            num_clusters=len(clusters.tokens),
+            num_best=clusters.num_best,
+            logits=cluster_logits.ctypes.data,
+            ids=step_ids.ctypes.data,
+        )
     next_scores = iter(scores)
     errors = list[BaseException]()
 
     def callback(token: int, confidence: float) -> int:
         try:
-            return int(on_token(DraftToken(token, confidence, next(next_scores), ids)))
+            own_ids = next(ids_of_steps)
+            return int(on_token(DraftToken(token, confidence, next(next_scores), own_ids)))
         except BaseException as error:  # noqa: BLE001 - exceptions cannot cross the kernels
             errors.append(error)
             return 0
@@ -301,6 +348,7 @@ def draft_chain(
         temperature=stateless.temperature,
         ids=None if ids is None else ids.ctypes.data,
         scores=scores.ctypes.data,
+        clusters=None if second is None else ctypes.pointer(second),
         on_token=OnToken(callback),
     )
     num_passes = program.draft_chain(batch, stream, logits, params)

@@ -19,7 +19,7 @@ from pronk.base.errors import OptionError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.clone_models import clone_model
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
-from pronk.drafting.shared.chain import Chain, Stop
+from pronk.drafting.shared.chain import Chain, DraftLogits, Stop
 from pronk.drafting.shared.draft_cache import DraftCache, open_pool
 from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.drafting.shared.stepwise import (
@@ -137,7 +137,8 @@ class ModelProposer(Proposer[DraftCache]):
         # index in the text of the token after the first unread one
         first = cache.start + len(cache.tokens) + 1
         (logits,) = self.draft.forward_trees([context], [TokenTree.chain(unread[:-1])], [[]])
-        count_choices(self.label, context, logits[skipped:], first + skipped)
+        rows = [DraftLogits(row) for row in logits[skipped:]]
+        count_choices(self.label, context, rows, first + skipped)
         return True
 
     def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:
