@@ -189,6 +189,50 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class Llama(Dense):
+    """Llama 3: a dense model without norms of queries and keys."""
+
+    arch = "llama"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return super().keys() | {"rope.freq_base": 5e5, "rope.dimension_count": self.head_dim}
+
+    def attention(self, blk: str, query_rows: int) -> Iterator[Tensor]:
+        """Yield the tensors of attention; ``query_rows`` is the number of the query's outputs."""
+        for tensor in super().attention(blk, query_rows):
+            if not tensor.name.endswith("_norm.weight"):
+                yield tensor
+
+
+@dataclass(frozen=True)
+class Mixture(Dense):
+    """Qwen3's mixtures of experts; ``width`` is that of an expert."""
+
+    experts: int = 128
+    per_row: int = 8
+
+    arch = "qwen3moe"
+
+    def keys(self) -> dict[str, Any]:
+        """Return the metadata of the file, without the prefix of the architecture."""
+        return super().keys() | {
+            "expert_count": self.experts,
+            "expert_used_count": self.per_row,
+            "expert_feed_forward_length": self.width,
+        }
+
+    def mlp(self, blk: str) -> Iterator[Tensor]:
+        """Yield the tensors of a mixture."""
+        router = (self.experts, self.hidden)
+        yield Tensor(f"{blk}ffn_gate_inp.weight", router, 0.0, self.hidden**-0.5)
+        used = self.per_row / self.experts
+        yield matrix(f"{blk}ffn_gate_exps", self.experts, self.width, self.hidden, used=used)
+        yield matrix(f"{blk}ffn_up_exps", self.experts, self.width, self.hidden, used=used)
+        yield matrix(f"{blk}ffn_down_exps", self.experts, self.hidden, self.width, used=used)
+
+
+@dataclass(frozen=True)
 class Recurrent(Dense):
     """A model with recurrent layers, and attention in the last of every ``interval`` layers."""
 
@@ -398,7 +442,8 @@ class Gemma4(Dense):
 
     full_dim: int = 512
     interval: int = 5  # every fifth layer has full attention
-    shared: int = 20  # number of layers without keys, which have MLPs twice as wide
+    shared: int = 20  # number of layers without keys
+    shared_width: int = 2  # times the width of the other layers, which MLPs of these layers have
     input_size: int = 256
     window: int = 512
 
@@ -433,7 +478,7 @@ class Gemma4(Dense):
 
     def width_of(self, layer: int) -> int:
         """Return the width of the MLP of a layer (from 0)."""
-        return self.width if self.has_keys(layer) else 2 * self.width
+        return self.width if self.has_keys(layer) else self.shared_width * self.width
 
     def dim_of(self, layer: int) -> int:
         """Return the size of the heads of a layer (from 0)."""
@@ -627,15 +672,17 @@ class Lfm3(Dense):
         return 2 * (self.layers - self.attention_layers) * (self.taps - 1) * self.hidden
 
 
-# GLM-4.7-Flash has 47 layers, whose file would have 17 GB. The sizes of Granite 4 H 1B are from
-# memory. Nemotron 3 Nano 4B has a hidden size of 3,136, whose rows are no whole Q4_K blocks, and
-# another order of its 21, 17 and 4 layers.
+# The files of GLM-4.7-Flash with its 47 layers, and of Qwen3-30B-A3B with its 48, would have 17 GB
+# each. The sizes of Granite 4 H 1B are from memory. Nemotron 3 Nano 4B has a hidden size of 3,136,
+# whose rows are no whole Q4_K blocks, and another order of its 21, 17 and 4 layers.
 SHAPES: dict[str, Dense] = {
     "gemma4-e2b": Gemma4(1536, 35, 8, 1, 256, 6144),
+    "gemma4-e4b": Gemma4(2560, 42, 8, 2, 256, 10240, interval=6, shared=18, shared_width=1),
     "glm-4.7-flash": Latent(2048, 16, 20, 1, 576, 10240, tied=False),
     "granite-4-h-1b": Granite(
         1536, 40, 12, 4, 128, 4096, key_heads=1, value_heads=48, value_dim=64
     ),
+    "llama-3.1-8b": Llama(4096, 32, 32, 8, 128, 14336, tied=False),
     "lfm3-1.7b": Lfm3(2048, 24, 16, 4, 128, 7680),
     "nemotron-3-nano-4b": Nemotron(
         *(3072, 42, 40, 8, 128, 12544),
@@ -645,8 +692,13 @@ SHAPES: dict[str, Dense] = {
         value_dim=80,
         pattern="M-M-M-M-M*" * 4 + "M-",
     ),
+    "qwen3-1.7b": Dense(2048, 28, 16, 8, 128, 6144),
+    "qwen3-30b-a3b": Mixture(2048, 16, 32, 4, 128, 768, tied=False),
+    "qwen3-4b": Dense(2560, 36, 32, 8, 128, 9728),
+    "qwen3-8b": Dense(4096, 36, 32, 8, 128, 12288, tied=False),
     "qwen3.5-0.8b": GatedDelta(1024, 24, 8, 2, 256, 3584),
     "qwen3.5-4b": GatedDelta(2560, 32, 16, 4, 256, 9216, value_heads=32),
+    "qwen3.5-9b": GatedDelta(4096, 32, 16, 4, 256, 12288, tied=False, value_heads=32),
 }
 
 
@@ -879,9 +931,11 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
     from pronk.sampling.tree import TokenTree  # noqa: PLC0415
 
     weights = "int4" if Path(path).is_dir() else "plain"
+    began = perf_counter()
     llm = LLM(
         path, threads=threads, context=context, max_batch=1, prefix_cache=False, weights=weights
     )
+    load_seconds = perf_counter() - began
     runner = llm.engine.runner
     size = forward_weights(runner.decoder)
     meter: BandwidthMeter | None = None
@@ -931,6 +985,7 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
             "packed_bytes": size.nbytes,
             "experts": fixed_costs(runner.decoder).experts,
             "kernels": llm.kernels,
+            "load_seconds": load_seconds,
             **describe_hardware("cpu"),
         }
     )
