@@ -249,7 +249,7 @@ def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tok
             file, "expected tokens that a second suffices to split, found too many long ones"
         )
     try:
-        merges = merges_from_scores(tokens, scores, _MAX_PAIRS)
+        merges = merges_from_scores(tokens, scores.tolist(), _MAX_PAIRS)
     except TooManyPairsError:
         refuse_tokens(
             file,
