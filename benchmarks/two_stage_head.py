@@ -99,7 +99,7 @@ def _draft(program: Program, head: Linear, stage: HeadClusters | None, hidden: i
         vocab_size=head.out_features,
         max_tokens=_TOKENS,
         on_token=lambda _: True,
-        clusters=stage,
+        ids=stage,
     )
 
 

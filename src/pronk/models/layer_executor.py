@@ -277,8 +277,7 @@ def draft_chain(
     vocab_size: int,
     max_tokens: int,
     on_token: Callable[[DraftToken], bool],
-    ids: DraftIds | None = None,
-    clusters: HeadClusters | None = None,
+    ids: DraftIds | HeadClusters | None = None,
 ) -> int:
     """Draft a chain for one request: run a program, sample a token, run it again, and so on.
 
@@ -297,16 +296,17 @@ def draft_chain(
         max_tokens: maximum number of draft tokens, at least 1.
         on_token: called with each draft token; returns whether to continue. Its exceptions end the
             chain.
-        ids: the target's token of each logit; ``None``: 0, 1, ….
-        clusters: second stage of the LM head. The program's logits are then the scores of the
-            clusters, and ``ids`` does not matter.
+        ids: the target's token of each logit; ``None``: 0, 1, …; or the second stage of the LM
+            head, whose clusters have the program's logits as scores.
     """
     logits = np.empty((1, vocab_size), FLOAT32)
     second: CClusters | None = None
     ids_of_steps: Iterator[DraftIds | None]
+    clusters = ids if isinstance(ids, HeadClusters) else None
+    own = None if isinstance(ids, HeadClusters) else ids
     if clusters is None:
         scores = np.empty((max_tokens, vocab_size), FLOAT32)
-        ids_of_steps = repeat(ids)
+        ids_of_steps = repeat(own)
     else:
         size = clusters.num_best * clusters.tokens.shape[1]
         scores = np.empty((max_tokens, size), FLOAT32)
@@ -346,7 +346,7 @@ def draft_chain(
         position=len(sampler.context),
         steps=max_tokens,
         temperature=stateless.temperature,
-        ids=None if ids is None else ids.ctypes.data,
+        ids=None if own is None else own.ctypes.data,
         scores=scores.ctypes.data,
         clusters=None if second is None else ctypes.pointer(second),
         on_token=OnToken(callback),

@@ -55,14 +55,14 @@ def test_clusters_of_large_heads_are_stored(
     np.testing.assert_array_equal(stored_clusters(ROWS, 12), expected)
     (file,) = (tmp_path / ".cache/pronk/token-clusters").iterdir()
     other = expected[::-1].copy()
-    np.save(file, other)
+    file.write_bytes(other.tobytes())
     np.testing.assert_array_equal(stored_clusters(ROWS, 12), other)  # read, and not computed
     assert not np.array_equal(stored_clusters(ROWS + 1.0, 12), other)
     assert stored_clusters(ROWS, 6).shape == (6, 10)
-    for damaged in (b"", b"\x93NUMPY", file.read_bytes()[:-1]):
+    for damaged in (b"", b"abc", file.read_bytes()[:-1]):
         file.write_bytes(damaged)
         np.testing.assert_array_equal(stored_clusters(ROWS, 12), expected)
-    np.save(file, np.zeros_like(expected))
+    file.write_bytes(bytes(expected.nbytes))
     np.testing.assert_array_equal(stored_clusters(ROWS, 12), expected)
 
 

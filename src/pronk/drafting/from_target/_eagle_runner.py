@@ -232,8 +232,7 @@ class EagleRunner:
                 vocab_size=self._logits_head.out_features,
                 max_tokens=chain.max_tokens,
                 on_token=append,
-                ids=self.head.draft_ids,
-                clusters=self._clusters,
+                ids=self.head.draft_ids if self._clusters is None else self._clusters,
             )
             cache.append(tokens)
         seconds = clock() - start_time

@@ -35,18 +35,16 @@ def stored_clusters(rows: Array, num_clusters: int) -> DraftIds:
         return cluster_rows(rows, num_clusters)
     digest = sha256(f"{_VERSION} {num_clusters} {rows.shape}".encode())
     digest.update(np.ascontiguousarray(rows).data)
-    name = f"{digest.hexdigest()[:32]}.npy"
-    with suppress(OSError, ValueError, EOFError, RuntimeError):
-        found = np.load(_folder() / name, allow_pickle=False)
-        numbers = np.arange(len(rows), dtype=np.int32).reshape(num_clusters, -1)
-        same_form = found.dtype == numbers.dtype and found.shape == numbers.shape
-        if same_form and np.array_equal(np.sort(found, axis=None), numbers.reshape(-1)):
-            return found
+    name = f"{digest.hexdigest()[:32]}.i32"
+    with suppress(OSError, ValueError, RuntimeError):
+        found = np.frombuffer((_folder() / name).read_bytes(), np.int32)
+        if np.array_equal(np.sort(found), np.arange(len(rows))):
+            return found.reshape(num_clusters, -1)
     clusters = cluster_rows(rows, num_clusters)
     with suppress(OSError, RuntimeError):
         _folder().mkdir(parents=True, exist_ok=True)
         with replace_file(_folder() / name, shared=True) as file:
-            np.save(file, clusters)
+            file.write(clusters.tobytes())
     return clusters
 
 

@@ -121,8 +121,6 @@ class EagleConfig:
     layers: ModelConfig
     draft_vocab_size: int
     target_hidden_size: int
-    num_clusters: int = 0
-    num_best: int = 32
     sources: tuple[int, ...] | None = None
     fc_norm: bool = False
     norm_before_fc: bool = False
@@ -132,6 +130,8 @@ class EagleConfig:
     names: HeadNames = EAGLE_NAMES
     verifier: str | None = None
     fingerprint: Fingerprint | None = None
+    num_clusters: int = 0
+    num_best: int = 32
 
     def __post_init__(self) -> None:
         if self.fc_norm and self.norm_before_fc:
