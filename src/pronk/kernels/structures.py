@@ -104,6 +104,16 @@ class CForward(Structure):
     )
 
 
+class CClusters(Structure):
+    """C structure ``pronk_clusters``: second stage of an LM head that is divided into clusters."""
+
+    _fields_ = structure_fields(
+        ("op clusters tokens", c_void_p),
+        ("num_clusters num_best", c_int32),
+        ("logits ids", c_void_p),
+    )
+
+
 class CSampling(Structure):
     """C structure ``pronk_sampling``: options by which a request chooses tokens."""
 
@@ -129,6 +139,7 @@ class CDraftChain(Structure):
         ("position", c_int64),
         ("steps", c_int32),
         ("ids scores", c_void_p),
+        ("clusters", POINTER(CClusters)),
         ("on_token", OnToken),
     )
 
@@ -144,4 +155,5 @@ STRUCTURES: tuple[type[Structure], ...] = (
     CDraftChain,
     CRecurrence,
     CSampling,
+    CClusters,
 )

@@ -417,6 +417,10 @@ class KernelProgram(Program):
         call.logits = logits.ctypes.data
         return self.kernels.draft_chain(self._c_ops, len(self._ops), call, chain)
 
+    def first_op(self) -> int:
+        """Return the address of the first operation, as long as nothing is appended."""
+        return ctypes.addressof(self._c_ops)
+
     def _make_pass(
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:

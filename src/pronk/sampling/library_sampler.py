@@ -16,7 +16,7 @@ from pronk.base.arrays import Array
 from pronk.kernels.exact_math import log
 from pronk.kernels.library import Kernels
 from pronk.kernels.structures import CSampling
-from pronk.sampling.draft_token import DraftIds, DraftToken
+from pronk.sampling.draft_token import DraftIds, DraftLogits, DraftToken
 from pronk.sampling.logits_processors import LogitsProcessor, Penalties
 from pronk.sampling.noise import seed_key
 from pronk.sampling.params import SamplingParams
@@ -112,7 +112,7 @@ class LibrarySampler:
         return penalties is None or ids is not None or vocab_size <= len(penalties.counts)
 
     def draft_history(
-        self, logits: Array, text: Sequence[int], first: int, ids: DraftIds | None = None
+        self, logits: Sequence[DraftLogits], text: Sequence[int], first: int
     ) -> Iterator[DraftToken | None]:
         """Yield the tokens that a draft model would have proposed for successive tokens of a text.
 
@@ -120,21 +120,20 @@ class LibrarySampler:
         closed, penalties do not count the tokens after that.
 
         Args:
-            logits: ``[tokens, draft vocab]`` float32, logits of the draft model.
+            logits: logits of the draft model for each token.
             text: token ids of the request's text.
             first: index in the text of the token for ``logits[0]``, a token of the output.
-            ids: as in :meth:`draft`.
         """
         penalties = self._penalties
         if penalties is None:
             for position, row in enumerate(logits, first):
-                yield self.draft(row, position, ids)
+                yield self.draft(row.values, position, row.ids)
             return
         penalties.forget(text[first:])
         num_counted = first
         try:
             for position, row in enumerate(logits, first):
-                yield self.draft(row, position, ids)
+                yield self.draft(row.values, position, row.ids)
                 penalties.advance(text[position])
                 num_counted = position + 1
         finally:

@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pronk.base.arrays import Array
 from pronk.drafting.planner import DEFAULT_RATE
 from pronk.drafting.proposer import DraftContext, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
-from pronk.sampling.draft_token import DraftIds
+from pronk.sampling.draft_token import DraftLogits
 
 # Smallest and largest number of tokens at which scoring the history compares the drafter's choice
 # with the text.
@@ -129,13 +128,12 @@ def can_count(context: DraftContext[Any], num_unread: int) -> bool:
 
 
 def count_choices(
-    label: str, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None
+    label: str, context: DraftContext[Any], logits: Sequence[DraftLogits], first: int
 ) -> None:
     """Compare a drafter's choices with the text, and count them in its acceptance rates.
 
-    ``logits`` ``[choices, draft vocab]`` are the drafter's for successive tokens of the text;
-    ``first`` is the index in the text of the token that the first choice is compared with.
-    ``label`` is the drafter's. ``ids`` has the target's token id of each logit.
+    ``logits`` are the drafter's for successive tokens of the text; ``first`` is the index in the
+    text of the token that the first choice is compared with. ``label`` is the drafter's.
     """
     sampler = context.sampler
     rates = context.acceptance.rates(label)
@@ -143,7 +141,7 @@ def count_choices(
     first += skipped
     text = sampler.context.committed
     assert sampler.library_sampler is not None, "expected a sampler in the library"
-    choices = sampler.library_sampler.draft_history(logits[skipped:], text, first, ids)
+    choices = sampler.library_sampler.draft_history(logits[skipped:], text, first)
     for position, choice in enumerate(choices, first):
         if choice is not None:
             kind = rates.confidence_kind(choice.confidence)

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 24
+#define PRONK_VERSION 25
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -274,6 +274,17 @@ typedef struct {
                              // to, the pool `states`
 } pronk_pass;
 
+// Second stage of an LM head whose tokens are divided into clusters. The first stage is the last operation of the pass:
+// its logits are one score for each cluster.
+typedef struct {
+  const pronk_op* op;                    // operation of the first cluster; the others differ in `w`
+  const pronk_weights* const* clusters;  // [num_clusters] rows of the LM head; all have the same N, the cluster's size
+  const int32_t* tokens;                 // [num_clusters, N] token of each row
+  int32_t num_clusters, num_best;        // number of clusters; of those with the largest scores, whose rows get logits
+  float* logits;                         // [num_best * N] overwritten with the logits of each pass
+  int32_t* ids;                          // [steps, num_best * N] output: token of each logit
+} pronk_clusters;
+
 // Options by which a request chooses tokens: those of pronk.sampling.params that need no state besides the
 // tokens of its text.
 typedef struct {
@@ -294,13 +305,14 @@ typedef struct {
   int32_t steps;       // maximum number of tokens
   const int32_t* ids;  // [vocab] token of each logit; null: 0, 1, …
   float* scores;       // [steps, vocab] output: `scores` of pronk_sample_draft for each token
+  const pronk_clusters* clusters;  // second stage of the LM head, whose logits take the place of `vocab`; null: none
   // Called with each token; returning 0 ends the chain. With penalties, it adds the token to `sampling->counts`.
   int32_t (*on_token)(int32_t token, float confidence);
 } pronk_chain;
 
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the nine structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[9]);
+// Write the sizes in bytes of the ten structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[10]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
