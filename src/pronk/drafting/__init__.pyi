@@ -22,6 +22,7 @@ from pronk.drafting.from_target.modules.eagle_config import EAGLE_KINDS as EAGLE
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig as EagleConfig
 from pronk.drafting.from_target.modules.eagle_config import default_sources as default_sources
 from pronk.drafting.from_target.modules.eagle_names import HeadNames as HeadNames
+from pronk.drafting.from_text.prediction import Prediction as Prediction
 from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
 from pronk.drafting.ledger import RequestLedger as RequestLedger

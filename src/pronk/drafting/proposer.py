@@ -337,6 +337,13 @@ class Proposer(Drafter, Generic[State]):
             self_budgeting=all(each.self_budgeting for each in needs),
         )
 
+    def drafts_for(self, params: SamplingParams) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether the proposer may have draft tokens for requests with these options.
+
+        The planner does not consider it for other requests.
+        """
+        return True
+
     def chain_costs(
         self,
         context: DraftContext[State],  # noqa: ARG002 - for overrides
