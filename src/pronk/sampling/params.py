@@ -326,7 +326,7 @@ def _check_bias(bias: object) -> None:
 def _check_prediction(prediction: object) -> None:
     if prediction is None or isinstance(prediction, str):
         return
-    if not isinstance(prediction, Sequence):
+    if isinstance(prediction, bytes) or not isinstance(prediction, Sequence):
         msg = f"prediction: expected a text or a list of token ids, found {prediction!r:.60}"
         raise OptionError(msg)
     for token in prediction:
