@@ -3,6 +3,8 @@
     python benchmarks/predicted_outputs.py MODEL.gguf --prompts code_edit.jsonl --limit 8
 
 Each prompt asks for a change of the code in its first block of Markdown, which is the prediction.
+An instruction asks for the code alone, as an editor needs it; ``--instruction ""`` leaves it out.
+Printed for each prompt: tokens of the answer, how many are predicted, and forward passes.
 The texts of all variants must be equal. The variants of a prompt are interleaved, and each runs
 after a request that is not measured. Times are those after the first token. The last line is one
 JSON object.
@@ -20,6 +22,7 @@ from typing import NamedTuple
 from pronk import LLM, Completion, SamplingParams
 from pronk.lab.bench.machine import describe_hardware
 
+_INSTRUCTION = "\n\nRespond only with the whole corrected code, without any explanation."
 _CODE = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 # Name of a variant, its drafter, and whether its requests have a prediction.
 _VARIANTS = (
@@ -60,16 +63,18 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--instruction", default=_INSTRUCTION)
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
     stride = max(1, len(rows) // options.limit)
     llm = LLM(options.model, threads=options.threads)
     runs: dict[str, list[Run]] = {name: [] for name, _, _ in _VARIANTS}
     for number, row in enumerate(rows[::stride][: options.limit]):
-        prompt = row["turns"][0]
+        prompt = row["turns"][0] + options.instruction
         found = _CODE.search(prompt)
         assert found is not None, f"{row['id']}: expected a block of code, found none"
         texts = set[str]()
+        num_found = 0
         for name, drafter, is_predicted in _VARIANTS:
             code = found[1] if is_predicted else None
             if number == 0:  # the costs of forward passes, and the drafters' first calls
@@ -77,9 +82,14 @@ def main() -> None:
             completion = measure(llm, prompt, drafter, code, options.max_tokens)
             texts.add(completion.text)
             runs[name].append(figures(completion))
+            if is_predicted:
+                num_found = completion.stats.found_tokens
         assert len(texts) == 1, f"{row['id']}: expected equal texts, found {len(texts)}"
         line = ", ".join(f"{name} {runs[name][-1].passes}" for name, _, _ in _VARIANTS)
-        print(f"{row['id']}: {runs['plain'][-1].tokens} tokens; passes: {line}", flush=True)
+        num_tokens = runs["plain"][-1].tokens
+        print(
+            f"{row['id']}: {num_tokens} tokens, {num_found} predicted; passes: {line}", flush=True
+        )
     summary = dict[str, dict[str, float]]()
     for name, _, _ in _VARIANTS:
         tokens = sum(run.tokens for run in runs[name])
