@@ -6,9 +6,10 @@
     python benchmarks/loading.py MODEL --weight-cache FOLDER   # also with packed weights on disk
 
 The first round is not counted, because it may run the self-check, and fills the page cache. Memory
-is the growth of the peak from the import to the end of the load, with the pages of mapped files,
-relative to the size of the file (Linux). Figures are medians, with the minimum and maximum in
-brackets. The last line is one JSON object.
+is what the load adds to that of the import, relative to the size of the file (Linux): at its peak
+and after the load, both with the pages of mapped files, and after the load without them. Seconds
+are medians, with the minimum and maximum in brackets; memory is a median. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ else:
     from llama_cpp import Llama
     load = lambda: Llama(sys.argv[2], n_threads=int(sys.argv[3]), verbose=False)
 Path("/proc/self/clear_refs").write_text("5")  # the peak of the import does not count
-before, began = resident("VmRSS"), time.perf_counter()
+before = resident("VmRSS"), resident("RssAnon")
+began = time.perf_counter()
 model = load()
 seconds = time.perf_counter() - began
-print(json.dumps([seconds, resident("VmHWM") - before]))
+peak, after = resident("VmHWM") - before[0], resident("VmRSS") - before[0]
+print(json.dumps([seconds, peak, after, resident("RssAnon") - before[1]]))
 """
+
+_MEMORY = ("memory at the peak", "memory after the load", "… without pages of mapped files")
 
 
 def main() -> None:
@@ -75,11 +80,12 @@ def main() -> None:
                     found.setdefault(name, []).append(figures)
     for name, rounds in found.items():
         seconds = [each[0] for each in rounds]
-        memory = statistics.median(each[1] for each in rounds)
         spread = f"[{min(seconds):.2f}, {max(seconds):.2f}]"
         times = f"{statistics.median(seconds):6.2f} s {spread}"
-        peak = f"{memory / 1e6:7.0f} MB, {memory / size:.3f} of the file"
-        print(f"{name:44} {times}   memory {peak}")
+        print(f"{name:44} {times}")
+        for kind, figures in zip(_MEMORY, [*zip(*rounds, strict=True)][1:], strict=True):
+            memory = statistics.median(figures)
+            print(f"{'':4}{kind:40} {memory / 1e6:6.0f} MB, {memory / size:.3f} of the file")
     model = options.model.name
     report = {"model": model, "bytes": size, "processor": processor, "rounds": found}
     print(json.dumps(report))
@@ -88,7 +94,7 @@ def main() -> None:
 def measure(
     engine: str, weight_cache: str, model: Path, threads: int, *, busy: bool
 ) -> list[float]:
-    """Load a model in a new process; return the seconds and the growth of memory in bytes.
+    """Load a model in a new process; return the seconds and the bytes of each kind of memory.
 
     With ``busy``, a second process keeps one core busy meanwhile.
     """

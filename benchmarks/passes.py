@@ -54,6 +54,9 @@ def main() -> None:
         "--prefill", type=int, nargs="*", default=[700], help="lengths of prompts in tokens"
     )
     parser.add_argument(
+        "--decode", type=int, default=200, help="tokens of plain decoding; 0 measures none"
+    )
+    parser.add_argument(
         "--busy",
         action="store_true",
         help="measure beside a process that never waits, also with one thread",
@@ -74,7 +77,8 @@ def main() -> None:
         report["prefill"] = [
             prefill(llm, tokens, report["passes"]["limit"]) for tokens in options.prefill
         ]
-        report["outside"] = outside(llm)
+        if options.decode:
+            report["outside"] = outside(llm, options.decode)
     print(json.dumps(report))
 
 
@@ -190,8 +194,13 @@ def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
     return {"tokens": tokens, "median": middle, "least": min(seconds)}
 
 
-def outside(llm: LLM) -> dict[str, float]:
-    """Measure the time of a plain step inside and outside of the calls of the kernels."""
+def outside(llm: LLM, tokens: int) -> dict[str, float]:
+    """Measure the time of a plain step inside and outside of the calls of the kernels.
+
+    Args:
+        llm: the model.
+        tokens: number of tokens of each of five texts.
+    """
     runs = []
     for _ in range(5):
         inside = [0.0]
@@ -209,7 +218,7 @@ def outside(llm: LLM) -> dict[str, float]:
 
         library.pronk_run = timed
         try:
-            params = SamplingParams(max_tokens=200, ignore_eos=True)
+            params = SamplingParams(max_tokens=tokens, ignore_eos=True)
             stats = llm.generate("def fibonacci(n):\n", params, drafter="autoregressive").stats
         finally:
             library.pronk_run = original

@@ -1,10 +1,16 @@
 """Fixtures of all tests: small checkpoints, written once per session, and their tokenizer."""
 
+import os
+
+# The libraries below read these at their import, and so do those of processes that tests start.
+# Idle threads of OpenBLAS and OpenMP wait in busy loops, which take the processors from other tests.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import gc
 import gzip
 import json
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from functools import wraps
@@ -57,12 +63,17 @@ def pytest_collection_finish() -> None:
         pytest.MonkeyPatch().setattr(gc, name, _do_nothing)
 
 
-def _do_nothing() -> None:
-    """Take the place of a function without arguments."""
+def _do_nothing(*_: object) -> None:
+    """Take the place of a function whose result is not used."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use the kernels that the options ask for, and a model of the repository as the default."""
+    """Use the kernels that the options ask for, and a model of the repository as the default.
+
+    Files are not written through to the disk: a test can kill a process, but not lose the power, and
+    a busy disk would hold all tests up.
+    """
+    pytest.MonkeyPatch().setattr(os, "fsync", _do_nothing)
     pytest.MonkeyPatch().setattr(resolve, "DEFAULT_MODEL", TINY_MODEL)
     tiny_models.asked = config.getoption("--kernels")
     path = config.getoption("--library")

@@ -16,7 +16,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from typing import Any
 import pronk
 from checkpoints import FAMILIES, make_checkpoint
 from gguf_files import CONVERTED, QUANTIZED, STORED, convert
-from pronk import LLM, reproducibility
+from model_digests import digests
+from pronk import reproducibility
+from pronk.kernels import library
 from pronk.testing import byte_tokenizer
 from quantized_formats import FORMATS, write_quantized
 
@@ -64,13 +65,6 @@ MODELS: dict[str, MakeModel] = {
         for kind in ["F32", "F16", "BF16", "MXFP4", *QUANTIZED, *CONVERTED, *STORED]
     },
 }
-
-
-def digests(path: Path, kernels: str = "auto") -> dict[str, str]:
-    """Return the digests of a model's outputs with an instruction set."""
-    llm = LLM(path, dtype="float32", kv_memory="64MiB", kernels=kernels, bits="portable")
-    with closing(llm):
-        return reproducibility.digests(llm)
 
 
 def read() -> dict[str, dict[str, dict[str, str]]]:
@@ -122,9 +116,12 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="MODEL", help="models; by default all")
     parser.add_argument("--kernels", default="auto", help="instruction set; by default the widest")
+    parser.add_argument("--library", type=Path, help="file of the kernels; by default pronk's own")
     parser.add_argument("--write", action="store_true", help="write golden.json")
     parser.add_argument("--unreleased", action="store_true", help="replace digests of pronk.BITS")
     arguments = parser.parse_args()
+    if arguments.library is not None:
+        library.installed_library = arguments.library.resolve
     recorded = read() if PATH.exists() else {}
     num_others = 0
     for name, found in compute(arguments.names or MODELS, arguments.kernels):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -238,7 +239,8 @@ def _categories(draw: random.Random) -> str:
     pieces = []
     for _ in range(draw.randrange(1, 20)):
         category = draw.choice(_CATEGORIES)
-        pieces.append(draw.choice(_characters(category)) + draw.choice(["", "", "", " ", "a", "B"]))
+        character = draw.choice(_characters()[category])
+        pieces.append(character + draw.choice(["", "", "", " ", "a", "B"]))
     return "".join(pieces)
 
 
@@ -253,10 +255,13 @@ def _cases(draw: random.Random) -> str:
 
 
 @cache
-def _characters(category: str) -> str:
-    """Return the characters of a general category of Unicode 3.2, without surrogates."""
-    codes = [*range(0xD800), *range(0xE000, 0xE100), *range(0xF900, 0x20000)]
-    return "".join(chr(code) for code in codes if _UNICODE.category(chr(code)) == category)
+def _characters() -> dict[str, str]:
+    """Return the characters of each general category of Unicode 3.2, without surrogates."""
+    found = defaultdict[str, list[str]](list)
+    for code in (*range(0xD800), *range(0xE000, 0xE100), *range(0xF900, 0x20000)):
+        character = chr(code)
+        found[_UNICODE.category(character)].append(character)
+    return {category: "".join(characters) for category, characters in found.items()}
 
 
 _MAKERS: dict[str, Callable[[random.Random], str]] = {

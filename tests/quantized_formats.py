@@ -347,6 +347,74 @@ def compressed_fp8(strategy: str, layout: str = "float-quantized") -> Format:
     return fp8(config, "weight_scale", block=block, whole=strategy == "tensor")
 
 
+# 4-bit floats
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def make_nvfp4(
+    random: np.random.Generator, outputs: int, inputs: int, *, names: tuple[str, str], factor: float
+) -> Tensors:
+    scale = random.integers(0, 256, (outputs, inputs // 16), dtype=np.uint8)
+    scale[scale & 127 == 127] = 0  # replace NaN
+    return {
+        names[0]: random.integers(0, 256, (outputs, inputs // 2), dtype=np.uint8),
+        "weight_scale": scale.view(float8_e4m3fn),
+        names[1]: np.array([factor], np.float32),
+    }
+
+
+def nvfp4_rule(tensors: Tensors, *, names: tuple[str, str], divides: bool) -> Array:
+    pairs = tensors[names[0]].tolist()
+    scales = tensors["weight_scale"].view(np.uint8).tolist()
+    factor = tensors[names[1]][0]
+    weight = np.empty((len(pairs), 2 * len(pairs[0])), np.float32)
+    for o, row in enumerate(pairs):
+        for i in range(weight.shape[1]):
+            bits = row[i // 2] >> (4 * (i % 2)) & 15
+            number = -E2M1[bits - 8] if bits >= 8 else E2M1[bits]
+            scale = np.float32(e4m3(scales[o][i // 16]))
+            scale = scale / factor if divides else scale * factor
+            weight[o, i] = np.float32(number) * scale
+    return weight
+
+
+def compressed_nvfp4() -> Format:
+    weights = {
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "tensor_group",
+        "group_size": 16,
+        "dynamic": False,
+        "scale_dtype": "torch.float8_e4m3fn",
+    }
+    config = compressed(weights, "nvfp4-pack-quantized", weights | {"dynamic": "local"})
+    names = ("weight_packed", "weight_global_scale")
+    return Format(
+        config,
+        partial(make_nvfp4, names=names, factor=7000.0),
+        partial(nvfp4_rule, names=names, divides=True),
+        "static scales of activations are not used",
+    )
+
+
+def modelopt_nvfp4() -> Format:
+    config = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "ignore": ["lm_head"],
+        "producer": {"name": "modelopt", "version": "0.39.0"},
+    }
+    names = ("weight", "weight_scale_2")
+    return Format(
+        config,
+        partial(make_nvfp4, names=names, factor=1 / 7000),
+        partial(nvfp4_rule, names=names, divides=False),
+        "static scales of activations are not used",
+    )
+
+
 _BLOCKS = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
@@ -391,6 +459,8 @@ FORMATS: dict[str, Format] = {
     "fp8-channel": fp8(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "weight_scale"
     ),
+    "nvfp4-packed": compressed_nvfp4(),
+    "nvfp4-modelopt": modelopt_nvfp4(),
 }
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +53,29 @@ def run(
     return found
 
 
-def check(
-    folder: Path, machines: Sequence[tuple[str, Sequence[str]]], seed: int, count: int
-) -> None:
-    """Compare the outputs of ``count`` requests in processes with kernels and disabled dispatch."""
-    (first, *others) = (run(folder, *machine, seed, count) for machine in machines)
+def compare(runs: Mapping[str, dict[str, Any]], count: int) -> None:
+    """Compare what ``equal_outputs.py`` prints about ``count`` requests on several machines."""
+    ((first_name, first), *others) = runs.items()
     assert len(first["digests"]) == count
     assert len({*first["digests"]}) > 0.9 * count
     counts = first["counts"]
     assert 0 < counts["accepted"] < counts["drafted"]
     assert all(counts[name] > 0 for name in ("guided", "adapted", "cached"))
-    for machine, found in zip(machines[1:], others, strict=True):
+    for name, found in others:
         different = [
             number
             for number, digests in enumerate(zip(first["digests"], found["digests"], strict=True))
             if len({*digests}) > 1
         ]
-        assert different == [], machine
+        assert different == [], (first_name, name)
+
+
+def check(
+    folder: Path, machines: Sequence[tuple[str, Sequence[str]]], seed: int, count: int
+) -> None:
+    """Compare the outputs of ``count`` requests in processes with kernels and disabled dispatch."""
+    runs = {str(machine): run(folder, *machine, seed, count) for machine in machines}
+    compare(runs, count)
 
 
 def test_random_requests(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 import golden
 import pronk
+from kernels.test_bits import find_compilers
+from model_digests import digests
 from pronk import reproducibility
+from pronk.kernels.build import build
 from pronk.kernels.library import candidates
 
 ROOT = Path(__file__).parents[1]
@@ -35,14 +39,28 @@ INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 @pytest.mark.parametrize("name", golden.MODELS)
 def test_digests(name: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])
-    assert golden.digests(golden.MODELS[name](tmp_path / "model")) == expected
+    assert digests(golden.MODELS[name](tmp_path / "model")) == expected
 
 
 @pytest.mark.parametrize("kernels", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("name", FEW)
 def test_digests_on_other_instruction_sets(name: str, kernels: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])
-    assert golden.digests(golden.MODELS[name](tmp_path / "model"), kernels) == expected
+    assert digests(golden.MODELS[name](tmp_path / "model"), kernels) == expected
+
+
+def run_golden(arguments: Sequence[str], **environment: str) -> None:
+    """Compare digests in a process of its own.
+
+    Args:
+        arguments: arguments of ``golden.py``.
+        environment: further environment variables.
+    """
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    command = [sys.executable, str(ROOT / "tests" / "golden.py"), *arguments]
+    own = os.environ | {"PYTHONPATH": path} | environment
+    process = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_digests_without_numpys_own_instruction_sets() -> None:
@@ -50,13 +68,16 @@ def test_digests_without_numpys_own_instruction_sets() -> None:
     used = [name for name in numpy.__cpu_dispatch__ if numpy.__cpu_features__[name]]
     if not used:
         pytest.skip("NumPy has no functions for this processor's instruction sets")
-    environment = os.environ | {
-        "NPY_DISABLE_CPU_FEATURES": " ".join(used),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
-    }
-    command = [sys.executable, str(ROOT / "tests" / "golden.py"), *FEW]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stdout + process.stderr
+    run_golden([*FEW], NPY_DISABLE_CPU_FEATURES=" ".join(used))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", find_compilers(), ids=lambda command: command[0])
+def test_digests_of_a_compilers_build(compiler: list[str], tmp_path: Path) -> None:
+    """``test_bits.py`` compares each instruction set of these builds."""
+    library = tmp_path / "libpronk.so"
+    build(library, compiler, extra=["-O3"], native=True)
+    run_golden(["--library", str(library)])
 
 
 def test_every_model_has_digests() -> None:

@@ -2,6 +2,7 @@
 
     python tools/token_ids.py MODEL.gguf --library libllama.so
     python tools/token_ids.py MODEL.gguf --original tokenizer.json
+    python tools/token_ids.py MODEL.gguf --original tekken.json   # needs mistral-common
 
 The texts are the 5,000 of ``tests/hard_texts.py``. The vocabulary alone is read, so a file without
 weights suffices, such as ``models/ggml-vocab-*.gguf`` of llama.cpp's source. The last line is a
@@ -77,7 +78,12 @@ def load_llama_cpp(library: Path, model: Path) -> Encode:
 
 
 def load_original(file: Path) -> Encode:
-    """Return the tokenizer of a ``tokenizer.json``."""
+    """Return the tokenizer of a ``tokenizer.json``, or of Mistral's ``tekken*.json``."""
+    if file.name.startswith("tekken"):
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer  # noqa: PLC0415
+
+        tekken = Tekkenizer.from_file(file)
+        return lambda text: list(tekken.encode(text, bos=False, eos=False))
     backend = tokenizers.Tokenizer.from_file(str(file))
     return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
@@ -87,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--library", type=Path, help="libllama.so, release b11434")
-    parser.add_argument("--original", type=Path, help="tokenizer.json of the original model")
+    parser.add_argument("--original", type=Path, help="file of the original tokenizer")
     options = parser.parse_args()
     oracles: dict[str, Encode] = {}
     if options.library:

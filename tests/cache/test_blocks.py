@@ -157,6 +157,7 @@ def act(
     block_table = dice.choice(tables)
     size = allocator.block_size
     held = list(block_table.blocks)
+    shared = [index for index, block in enumerate(held) if allocator.references[block] > 1]
     num_released = block_table.num_released
     slots = (num_released + len(held)) * size
     operation = dice.randrange(8)
@@ -181,10 +182,8 @@ def act(
         freed = allocator.release(block_table)
         assert freed == slow.drop(held, memory)
         assert (block_table.blocks, block_table.length, block_table.num_released) == ([], 0, 0)
-    elif operation == 6 and any(map(allocator.is_shared, held)) and allocator.num_free:
-        index = dice.choice(
-            [index for index, block in enumerate(held) if allocator.is_shared(block)]
-        )
+    elif operation == 6 and shared and allocator.num_free:
+        index = dice.choice(shared)
         (new,) = slow.claim(1, -1)
         slow.references[held[index]] -= 1
         assert allocator.replace_shared(block_table, index) == (held[index], new)

@@ -6,15 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from pronk.base.arrays import FLOAT32
+from checkpoints import MakeCheckpoint
+from pronk.base.arrays import FLOAT32, INT8, DType
 from pronk.base.errors import OptionError
 from pronk.cache import budget
-from pronk.cache.budget import BLOCK_SIZE, KVBudget, default_kv_bytes, full_context_blocks
+from pronk.cache.blocks import max_held_blocks
+from pronk.cache.budget import (
+    BLOCK_SIZE,
+    KVBudget,
+    default_kv_bytes,
+    full_context_blocks,
+    request_memory,
+)
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts, count_state_bytes, count_states
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig
 from pronk.models.kernel_backend import KernelBackend
+from pronk.models.loader import read_config
 from tiny_models import kernels, tiny_config
 
 DENSE = tiny_config(windows=(None,) * 3)
@@ -36,6 +45,31 @@ def counts_of(pool: PagedCache) -> StateCounts:
     """Return the numbers of states of a pool."""
     assert pool.states is not None
     return pool.states.counts
+
+
+@pytest.mark.parametrize("kv_dtype", [FLOAT32, INT8])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mistral", "gemma3_text", "gemma4_text", "lfm2", "qwen3_5_text", "deepseek_v3"],
+)
+def test_memory_of_a_request_is_that_of_a_pool(
+    family: str, kv_dtype: DType, checkpoint: MakeCheckpoint
+) -> None:
+    """A pool with the blocks and the state of one request has as many bytes."""
+    config = read_config(checkpoint(family))
+    length = 200
+    found = request_memory(config, FLOAT32, length, 32, kv_dtype)
+    num_blocks = max_held_blocks(length, config.window, 32, BLOCK_SIZE)
+    options = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
+    backend = KernelBackend(kernels())
+    pool = backend.make_cache(config, **options, dtype=FLOAT32, kv_dtype=kv_dtype)
+    stored = sum(each.nbytes for each in (*pool.keys, *pool.values))
+    assert found.kv_bytes * pool.num_slots == stored * num_blocks * BLOCK_SIZE
+    assert found.kv_bytes > 0
+    if pool.states is not None:
+        pool.resize_states(StateCounts(requests=1, checkpoints=0, updates=0))
+    assert found.state_bytes == pool.fixed_bytes
+    assert (found.state_bytes > 0) == (config.recurrent is not None)
 
 
 @pytest.mark.parametrize("size", [8 * FEWEST, MOST, 3 * MOST, 20 * MOST])

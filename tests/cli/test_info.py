@@ -108,6 +108,46 @@ def test_a_folder_without_reading_its_weights(
     assert (facts["tool_calls"], facts["thoughts"]) == ("no known format", "think")
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"README.md": "---\nlanguage: en\nlicense: apache-2.0\n---\nlicense: mit\n"}, "apache-2.0"),
+        ({"README.md": '---\r\nlicense: "mit"\r\n---\r\n'}, "mit"),
+        ({"README.md": "---\nlicense: other\nlicense_name: lfm1.0\n---\n"}, "lfm1.0"),
+        ({"README.md": "---\nlicense: other\n---\n", "LICENSE": "X"}, "other"),
+        ({"README.md": "# no card\nlicense: mit\n", "LICENSE": "\n\n  MIT License\n\nx"}, "MIT License"),
+        ({"README.md": "---\nlicense:\n---\n", "LICENSE.md": "# Apache\x1b[31m 2"}, "Apache[31m 2"),
+        ({"COPYING": "y" * 200}, "y" * 80),
+        ({"LICENSE": "\n \n", "COPYING": "GPL"}, "GPL"),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_license_of_a_folder(
+    files: dict[str, str], expected: str | None, command: Command, tmp_path: Path
+) -> None:
+    """A folder has the license of its model card, or the first line of its LICENSE."""
+    folder = shutil.copytree(tiny_model(), tmp_path / "tiny")
+    for name in ("README.md", "LICENSE"):
+        (folder / name).unlink(missing_ok=True)
+    for name, text in files.items():
+        (folder / name).write_bytes(text.encode())
+    code, out, _ = command("info", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["license"] == expected
+
+
+def test_memory_of_windows(command: Command, checkpoint: MakeCheckpoint) -> None:
+    """A model whose layers all have a window stores the window and a chunk of the prompt."""
+    folder = checkpoint("mistral", sliding_window=64, max_position_embeddings=8192)
+    sizes = {}
+    for context in (256, 1024, 8192):
+        code, out, _ = command("info", folder, "--context", context, "--json")
+        assert code == 0
+        sizes[context] = json.loads(out)["kv_cache_bytes"]
+    # 64 + 512 + 1 tokens need 19 blocks, and the window may begin inside another one
+    assert sizes[8192] == sizes[1024] == 20 * 32 * sizes[256] // (9 * 32)
+
+
 def test_drafters_that_fit(command: Command, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Drafters are an MTP head in the checkpoint, and heads in the folder ``eagle3``."""
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "model")

@@ -36,7 +36,7 @@ def test_rows_of_known_models_are_single_lines(
 
 
 def test_known_sizes(command: Command) -> None:
-    """The sizes of downloads are those of the table; unknown ones are empty."""
+    """The sizes of downloads are those of the table; unknown ones are empty or a dash."""
     code, out, err = command("list", "--known", "--json")
     assert (code, err) == (0, "")
     listed = {row["name"]: row for row in json.loads(out)}
@@ -45,6 +45,8 @@ def test_known_sizes(command: Command) -> None:
     unknown = {name for name, known in known_models().items() if not known.num_bytes}
     assert {name for name, row in listed.items() if not row["size"]} == unknown
     assert len(unknown) < len(listed) / 2
+    _, out, _ = command("list", "--known")
+    assert {line.split()[0] for line in out.splitlines() if " – " in line} == unknown
 
 
 def test_removing_a_model_removes_its_packed_weights(

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from clients.environments import Environment, install
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from server.serving import KEY
-from server.tool_models import write_tool_model
+from server.tool_models import FEW_LAYERS, write_tool_model
 from waiting import HUNG
 
 Install = Callable[..., Environment]
 Greedy = Callable[..., str]
 CONTEXT = 16384  # tokens; the prompts of agents do not fit in the 2048 of pronk-tiny
+LONG_CONTEXT = 65536  # tokens; the first prompt of Claude Code has 26,000 tokens of pronk-tiny
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def url(folder: Path) -> Iterator[str]:
     """Serve the model of ``folder`` as ``tiny``; yield the address."""
+    with served(folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def long_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a model that calls tools and has a context for Claude Code; yield the address."""
+    made = tmp_path_factory.mktemp("long")
+    write_tool_model(made, "hermes", LONG_CONTEXT, FEW_LAYERS)
+    with served(made) as address:
+        yield address
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Run a process of ``pronk serve`` with the model of a folder as ``tiny``."""
     options = ["--model", f"tiny={folder}", "--port", "0", "--threads", "1", "--api-key", KEY]
     command = [sys.executable, "-m", "pronk", "serve", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -46,6 +46,7 @@ FOREIGN = {
     "lm_eval",
     "claude",
     "codex",
+    "open-webui",
 }
 PEERS = ("llama_cpp",)  # packages that scripts import before they parse their arguments
 

@@ -54,6 +54,10 @@ COMPOSED = {
     "auto": f"auto({SPECS['threshold']}, {SPECS['eagle3']})",
     "eagle3 tree": trained_eagle.spec(num_tokens=3, num_nodes=12, beam=3),
     "mtp block": trained_eagle.block_spec(),
+    "eagle3 in two stages": trained_eagle.spec(num_tokens=4, num_clusters=20, num_best=6),
+    "mtp tree in two stages": trained_eagle.spec(
+        "mtp", num_tokens=3, num_nodes=12, beam=3, draft_vocab=120, num_clusters=10, num_best=3
+    ),
     "assistant in two stages": random_assistant.spec(clusters=VOCAB, num_tokens=3),
 }
 DRAFTERS: dict[str, Drafter] = {

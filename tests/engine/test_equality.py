@@ -187,8 +187,8 @@ def test_choices_of_the_library_and_of_numpy(options: str) -> None:
     proposer = drafter("oracle", want).bind(engine.target)
     got = [ask(prompt, params(options, i), proposer) for i, prompt in enumerate(PROMPTS)]
     for request in got:
-        assert request.sampler.verifier is not None
-        request.sampler.verifier = None
+        assert request.sampler.library_sampler is not None
+        request.sampler.library_sampler = None
         request.sampler.kernels = None
         request.sampler.stateless_sampler = None
     run(engine, got)

@@ -40,7 +40,7 @@ def add_processor(request: Request, processor: FailingProcessor) -> None:
     sampler.processors = (*sampler.processors, processor)
     sampler.kernels = None
     sampler.stateless_sampler = None
-    sampler.verifier = None
+    sampler.library_sampler = None
 
 
 def test_nothing_raises() -> None:

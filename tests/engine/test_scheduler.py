@@ -100,7 +100,7 @@ class FakeCache:
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // BLOCK - block_table.num_released
         for index in range(max(0, first), len(block_table.blocks)):
-            if self.allocator.is_shared(block_table.blocks[index]):
+            if self.allocator.references[block_table.blocks[index]] > 1:
                 self.allocator.replace_shared(block_table, index)
 
     def match_prefix(self, tokens: object, salt: bytes, digests: object) -> None:

@@ -4,7 +4,6 @@ The test needs a cross compiler and an emulator (Debian: ``apt install g++-aarch
 qemu-user``, or ``zig`` as the compiler).
 """
 
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from checkpoint.formats.codes import CODED, some_codes
+from emulated_arm import EMULATOR, PROCESSORS, TARGET, find_cross_compiler
 from gguf_files import QUANTIZED, STORED
 from kernels.test_blocks import INPUTS, blocks
 from kernels.test_products import same, some_rows
@@ -20,31 +20,18 @@ from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, as_bytes, split
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.gguf.codebooks import codebook
-from pronk.kernels.build import SOURCES, BuildTarget, flags_for
+from pronk.kernels.build import SOURCES, flags_for
 from pronk.kernels.library import candidates
 from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernel_program import _ACTIVATIONS
 from pronk.models.linear import Linear, WeightLayout
 
-EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-# Emulated processors, and the tiles that they get: without dot products, with them, and with 8-bit
-# matrix products.
-PROCESSORS = {"cortex-a57": "portable", "cortex-a76": "dot", "max": "i8mm"}
 BATCHES = [(1, 1), (2, 1), (3, 1), (5, 2), (64, 2)]  # (rows, threads)
 OUTPUTS = 37
 ACTIVATIONS = [_ACTIVATIONS[name] for name in (None, "silu", "gelu", "gelu_tanh", "relu2")]
 
 
-def find_cross_compiler() -> list[str]:
-    """Return the command of a C++ compiler for 64-bit Arm, or an empty list."""
-    gcc = shutil.which("aarch64-linux-gnu-g++")
-    if gcc:
-        return [gcc]
-    zig = shutil.which("zig")
-    return [zig, "c++", "-target", "aarch64-linux-musl"] if zig else []
-
-
-COMPILER = find_cross_compiler()
+COMPILER = find_cross_compiler("musl")
 pytestmark = pytest.mark.skipif(
     not COMPILER or EMULATOR is None,
     reason="Arm's kernels are NOT tested here: expected aarch64-linux-gnu-g++ or zig, and "
@@ -56,7 +43,7 @@ pytestmark = pytest.mark.skipif(
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the kernels and ``products.cpp`` to one static program."""
     folder = tmp_path_factory.mktemp("arm")
-    source_flags = flags_for(COMPILER, BuildTarget("aarch64", "linux").source_flags)
+    source_flags = flags_for(COMPILER, TARGET.source_flags)
     sources = {SOURCES / f"{name}.cpp": flags for name, flags in source_flags.items()}
     sources[Path(__file__).with_name("products.cpp")] = []
     common = [

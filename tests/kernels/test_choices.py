@@ -7,7 +7,8 @@ import pytest
 
 from pronk.base.arrays import Array
 from pronk.kernels.library import Kernels, candidates
-from pronk.sampling.noise import gumbel_noise, noise_key
+from pronk.kernels.structures import CSampling
+from pronk.sampling.noise import gumbel_noise, noise_key, seed_key
 from softmax import softmax
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -17,6 +18,12 @@ SIZES = (1, 2, 15, 16, 17, 131, 255, 256, 257, 511, 513, 4096, 5001)
 
 def random_logits(vocab: int, seed: int) -> Array:
     return 3 * np.random.default_rng(seed).standard_normal(vocab, np.float32)
+
+
+def options(temperature: float, seed: int = 0) -> CSampling:
+    return CSampling(
+        key=seed_key(seed), temperature=temperature, log_min_p=-math.inf, top_p=1.0, repetition=1.0
+    )
 
 
 def scores(logits: Array, temperature: float, seed: int, position: int) -> Array:
@@ -41,7 +48,7 @@ def test_samples_equal_numpys(vocab: int, temperature: float, kernels: Kernels) 
         want = int(scores(logits, temperature, seed, 7 * seed).argmax())
         before = logits.copy()
         assert kernels.choose(logits, temperature, key) == want
-        token, share, made = kernels.draft_token(logits, temperature, key if temperature else None)
+        token, share, made = kernels.draft_token(options(temperature, seed), logits, 7 * seed)
         assert token == want
         assert np.array_equal(logits, before)
         expected = scores(logits, temperature, seed, 7 * seed)
@@ -56,9 +63,11 @@ def test_ties_go_to_the_first_token(kernels: Kernels) -> None:
     for vocab in SIZES:
         flat = np.full(vocab, -2.5, np.float32)
         assert kernels.choose(flat, 0.0, 0) == 0
-        assert kernels.draft_token(flat, 0.0, None)[:2] == (0, pytest.approx(1 / vocab))
+        drafted = kernels.draft_token(options(0.0), flat, 3)
+        assert drafted[:2] == (0, pytest.approx(1 / vocab))
         flat[vocab // 2 :] = 4.0
-        assert kernels.choose(flat, 0.0, 0) == kernels.draft_token(flat, 0.0, None)[0] == vocab // 2
+        assert kernels.choose(flat, 0.0, 0) == vocab // 2
+        assert kernels.draft_token(options(0.0), flat, 3)[0] == vocab // 2
 
 
 @EVERY
@@ -70,7 +79,7 @@ def test_logits_that_are_not_finite_are_found(vocab: int, number: float, kernels
         logits[place] = number
         for temperature in (0.0, 0.8):
             assert kernels.choose(logits, temperature, 5) == -1
-            token, _, made = kernels.draft_token(logits, temperature, 5)
+            token, _, made = kernels.draft_token(options(temperature, seed=5), logits, 3)
             if number == -math.inf and vocab > 1:  # a banned draft token
                 assert token == int(made.argmax()) != place
             else:

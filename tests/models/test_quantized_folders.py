@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from checkpoints import MakeCheckpoint
 from models.test_loader import load, refuse
-from models.test_quantized_loading import TEXT, UP
+from models.test_quantized_loading import TEXT, UP, warned
 from pronk.base.arrays import BFLOAT16, Array
 from pronk.base.errors import ConfigError
 from pronk.models.loader import read_config
@@ -23,7 +23,12 @@ from tiny_models import text_logits
 
 
 @pytest.mark.parametrize(
-    ("file", "name"), [("quantize_config.json", "gptq-4"), ("quant_config.json", "awq")]
+    ("file", "name"),
+    [
+        ("quantize_config.json", "gptq-4"),
+        ("quant_config.json", "awq"),
+        ("hf_quant_config.json", "nvfp4-modelopt"),
+    ],
 )
 def test_older_folders(file: str, name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
@@ -40,8 +45,13 @@ def test_older_folders(file: str, name: str, checkpoint: MakeCheckpoint, tmp_pat
             **config,
             "version": "GEMM",
         }
+    elif name == "nvfp4-modelopt":
+        excluded = config.pop("ignore")
+        config = {"quantization": {**config, "exclude_modules": excluded, "group_size": 16}}
     (quantized / file).write_text(json.dumps(config))
-    assert np.array_equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    with warned(FORMATS[name]):
+        found = load(quantized)
+    assert np.array_equal(text_logits(found, TEXT), text_logits(load(twin), TEXT))
     (quantized / file).write_text("[]")
     with pytest.raises(ConfigError, match=rf"{file}: expected a JSON object"):
         read_config(quantized)
@@ -103,6 +113,11 @@ WRONG: list[tuple[str, Callable[[dict[str, Array]], Any], str]] = [
     ("gptq-4", lambda t: retype(t, "scales", np.int32), r"scales: expected float32, .* found I32"),
     ("int-8-channel", lambda t: retype(t, "weight", np.float16), (r"weight: expected the type I8, found "
         r"F16")),
+    ("nvfp4-packed", lambda t: t.pop(f"{UP}.weight_global_scale"), (r"missing tensors: "
+        r"layers.1.mlp.up_proj.weight_global_scale")),
+    ("nvfp4-modelopt", lambda t: shorten(t, "weight_scale"), (r"scale: expected shape \[80, 3\] .* found \[79, "
+        r"3\]")),
+    ("nvfp4-modelopt", lambda t: t.update({f"{UP}.pre_quant_scale": ZEROS}), r"unexpected .*pre_quant_scale"),
     ("fp8-block", lambda t: retype(t, "weight", BFLOAT16), (r"weight: expected the type F8_E4M3, found "
         r"BF16")),
     ("gptq-4", lambda t: t[f"{UP}.scales"].fill(float("nan")), (rf"{UP}: expected finite numbers in "
@@ -151,6 +166,27 @@ def test_a_plain_checkpoint_with_a_quantization_config(
     )
 
 
+def test_scales_that_modelopt_adds_are_ignored(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kind = FORMATS["nvfp4-modelopt"]
+    folder = Path(shutil.copytree(folders("nvfp4-modelopt"), tmp_path / "model"))
+    with warned(kind):
+        expected = text_logits(load(folder), TEXT)
+    scale = np.ones((), np.float32)
+    added = {
+        f"{UP}.input_scale": scale,
+        "model.layers.0.self_attn.k_proj.k_scale": scale,
+        "model.layers.0.self_attn.v_proj.v_scale": scale,
+    }
+    edit(folder, lambda tensors: tensors.update(added))
+    config = kind.config | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}
+    edit_config(folder, quantization_config=config)
+    with pytest.warns(UserWarning, match=r"static scales .*; scales of a quantized KV cache are"):
+        found = load(folder)
+    assert np.array_equal(text_logits(found, TEXT), expected)
+
+
 def test_scales_of_cache_and_activations_are_ignored(
     folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -167,6 +203,8 @@ def test_scales_of_cache_and_activations_are_ignored(
     edit_config(
         folder, quantization_config=config | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     )
-    with pytest.warns(UserWarning, match=r"model: static scales .*; kv_cache_scheme is ignored"):
+    with pytest.warns(
+        UserWarning, match=r"model: static scales .*; scales of a quantized KV cache"
+    ):
         found = load(folder)
     assert np.array_equal(text_logits(found, TEXT), expected)

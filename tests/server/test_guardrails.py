@@ -27,7 +27,7 @@ def user(text: Any) -> dict[str, Any]:
 
 
 def test_prompt_precedes_the_system_prompt_of_the_client(model: LLM) -> None:
-    assert has_system_role(model.tokenizer)
+    assert has_system_role(model.tokenizer.chat)
     assert add_system_prompt([user("Hi")], None) == [user("Hi")]
     assert add_system_prompt([user("Hi")], "Be good.") == [
         {"role": "system", "content": "Be good."},
@@ -46,7 +46,7 @@ def test_template_without_system_role_gets_the_prompt_in_the_user_message(
     model: LLM, template: str
 ) -> None:
     tokenizer = Tokenizer(model.tokenizer.backend, chat_template=template)
-    assert not has_system_role(tokenizer)
+    assert not has_system_role(tokenizer.chat)
     said = place_system_messages(
         add_system_prompt([user("Hi")], "Be good."), first=False, anywhere=False
     )

@@ -17,6 +17,7 @@ from server.serving import Running, running
 
 COMPLETIONS = "/v1/completions"
 INFILL = "/infill"
+GENERATE = "/api/generate"
 PREFIX = "def add(a, b):\n    return "
 SUFFIX = "\n\nprint(add(1, 2))\nprint(add(1, 2))\n"
 EXTRA = [{"filename": "one.py", "text": "def one():\n    return 1\n"}, {"text": "x = 1\n"}]
@@ -87,6 +88,24 @@ def test_streams_equal_whole_replies(coder: LLM, editor: httpx.Client) -> None:
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
     pieces = coder.stream_infill(PREFIX, SUFFIX, params, context=CONTEXT)
     assert "".join(piece.text for piece in pieces) == whole["content"]
+
+
+def test_ollama_generates_the_same_middle(coder: LLM, editor: httpx.Client) -> None:
+    options = {"num_predict": 12, "temperature": 1.0, "seed": 3}
+    body = {"prompt": PREFIX, "suffix": SUFFIX, "options": options}
+    whole = post(editor, GENERATE, **body, stream=False)
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
+    done = coder.infill(PREFIX, SUFFIX, params)
+    assert whole["response"] == done.text != ""
+    assert (whole["done"], whole["done_reason"]) == (True, done.finish_reason)
+    assert (whole["prompt_eval_count"], whole["eval_count"]) == (len(done.prompt_token_ids), 12)
+    reply = editor.post(GENERATE, json=body)
+    *lines, last = [json.loads(line) for line in reply.text.splitlines()]
+    assert "".join(line["response"] for line in lines) == whole["response"]
+    assert not any(line["done"] for line in lines)
+    assert (last["done_reason"], last["eval_count"]) == (whole["done_reason"], 12)
+    without = post(editor, GENERATE, **{**body, "suffix": ""}, stream=False)
+    assert without["response"] != whole["response"], "an empty suffix is the same as none"
 
 
 def test_counts_and_reason_of_the_end_are_as_in_llama_cpp(editor: httpx.Client) -> None:

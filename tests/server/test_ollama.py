@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from pronk.checkpoint import weight_files
 from pronk.llm import LLM
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
@@ -101,7 +102,7 @@ def test_models(client: httpx.Client, model: LLM) -> None:
     (entry,) = client.get("/api/tags").json()["models"]
     assert (entry["name"], entry["model"]) == ("tiny", "tiny")
     assert entry["details"]["family"] == model.config.family
-    assert entry["size"] > 0
+    assert entry["size"] == sum(file.stat().st_size for file in weight_files(model.path))
     (loaded,) = client.get("/api/ps").json()["models"]
     assert loaded["context_length"] == model.config.context
     assert loaded["expires_at"].startswith("9999")
@@ -137,7 +138,9 @@ def test_requests_that_only_load_a_model(client: httpx.Client) -> None:
             {"messages": [{"role": "user", "content": "", "images": ["aGk="]}]},
             "messages.0.images: ",
         ),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix: expected no such field"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix: expected a model with tokens"),
+        ("/api/generate", {"prompt": "a", "suffix": "b", "system": "c"}, "system: expected no"),
+        ("/api/generate", {"prompt": "a", "suffix": "b", "logprobs": True}, "logprobs: expected"),
         ("/api/generate", {"prompt": "a", "raw": True}, "raw: expected no such field"),
         ("/api/generate", {"prompt": "a", "context": [1]}, "context: expected no such field"),
         ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images: expected no such field"),

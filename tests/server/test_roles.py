@@ -69,8 +69,8 @@ def test_a_template_is_asked_where_it_takes_system_messages(
     model: LLM, template: str, *, first: bool, anywhere: bool
 ) -> None:
     tokenizer = Tokenizer(model.tokenizer.backend, chat_template=template)
-    assert has_system_role(tokenizer) == first
-    assert has_system_role_anywhere(tokenizer) == anywhere
+    assert has_system_role(tokenizer.chat) == first
+    assert has_system_role_anywhere(tokenizer.chat) == anywhere
 
 
 S1 = say("system", "S1")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.llm import LLM
-from text.chat.tool_templates import TEMPLATES
+from text.chat.tool_templates import PLAIN, TEMPLATES
 
 TINY = tiny_model()
 QWEN3 = (Path(__file__).parents[1] / "text/chat/templates/qwen3.jinja").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ OPENED = QWEN3.replace(
     "{{- '<think>\\n\\n</think>\\n\\n' }}\n    {%- endif %}", "{%- endif %}{{- '<think>\\n' }}"
 )
 assert OPENED != QWEN3
-SOURCES = {**TEMPLATES, "qwen3": QWEN3, "deepseek": OPENED}
+SOURCES = {**TEMPLATES, "generic": PLAIN, "qwen3": QWEN3, "deepseek": OPENED}
 # Special tokens of pronk-tiny that become markers. True: the marker stays special, so that decoded
 # texts lack it.
 RENAMED: Mapping[str, Mapping[str, tuple[str, bool]]] = {

@@ -35,6 +35,7 @@ class _Guard:
         outer_depths: ``depth`` before each open ``interruptible`` block, the outermost first.
         deferred: signal number and stack frame of each deferred signal.
         handler: the previous SIGINT handler, which receives the deferred signals.
+        thread: identifier of the main thread, which installs the guard and gets the signals.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class _Guard:
         self.outer_depths: list[int] = []
         self.deferred: list[tuple[int, FrameType | None]] = []
         self.handler: Any = None
+        self.thread = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.deferred.append((number, frame))
@@ -52,7 +54,7 @@ class _Guard:
     @property
     def defers_here(self) -> bool:
         """Whether the guard is installed and the caller is the main thread, which gets signals."""
-        return self.installed and threading.get_ident() == threading.main_thread().ident
+        return self.installed and threading.get_ident() == self.thread
 
     @property
     def is_handler(self) -> bool:
@@ -102,6 +104,7 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
             # ``_guard.installed`` is set last. A signal that arrives earlier is stored, and
             # delivered at the end of the block.
             _guard.handler = _guard.handler if _guard.is_handler else handler
+            _guard.thread = threading.get_ident()
             self._installed = True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True

@@ -23,6 +23,32 @@ if TYPE_CHECKING:
     from pronk.cache.states import StateTable
 
 
+def max_held_tokens(length: int, window: int | None, prefill_chunk: int) -> int:
+    """Return how many of ``length`` new tokens of a request have KV slots at one time, at most.
+
+    Without a sliding window these are all of them. With one, these are the tokens of the window,
+    those of the next chunk of the prompt, and the token that the forward pass generates.
+
+    Args:
+        length: number of tokens.
+        window: largest sliding window of a layer in tokens; ``None`` if a layer has full attention.
+        prefill_chunk: maximum number of prompt tokens per forward pass.
+    """
+    if window is None:
+        return length
+    return min(length, window + prefill_chunk + 1)
+
+
+def max_held_blocks(length: int, window: int | None, prefill_chunk: int, block_size: int) -> int:
+    """Return the maximum number of blocks held at one time by a text that grows to ``length``.
+
+    The arguments are those of :func:`max_held_tokens`, and the number of tokens of a block.
+    """
+    num_blocks = -(-max_held_tokens(length, window, prefill_chunk) // block_size)
+    # One more block, because a window can start in the middle of a block.
+    return num_blocks + (window is not None)
+
+
 @dataclass
 class BlockTable:
     """Blocks of one request, in token order.
@@ -185,10 +211,6 @@ class BlockAllocator:
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.update_derived()
-
-    def is_shared(self, block: int) -> bool:
-        """Return whether several tables hold ``block``; it must be copied before a write."""
-        return self.references[block] > 1
 
     def replace_shared(self, block_table: BlockTable, index: int) -> tuple[int, int]:
         """Replace the shared block ``blocks[index]`` of a table by a new one.

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
+from typing import NamedTuple
 from weakref import WeakSet
 
 from pronk.base.arrays import DType
 from pronk.base.errors import OptionError
+from pronk.cache.blocks import max_held_blocks
 from pronk.cache.layout import kv_bytes_per_token, state_bytes
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.cache.states import StateCounts, count_state_bytes, count_states
@@ -59,6 +61,39 @@ def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
     """Return the number of blocks for ``max_requests`` full contexts and their draft tokens."""
     blocks_per_request = -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
     return max_requests * blocks_per_request
+
+
+class RequestMemory(NamedTuple):
+    """Memory of a request in a pool, in bytes."""
+
+    kv_bytes: int  # blocks: keys, values, and states of short convolutions
+    state_bytes: int  # the state of recurrent layers, which does not grow with the text
+
+
+def request_memory(
+    config: ModelConfig,
+    dtype: DType,
+    length: int,
+    prefill_chunk: int,
+    kv_dtype: DType | None = None,
+) -> RequestMemory:
+    """Return the most memory that a request has at one time in a pool, without draft tokens.
+
+    Args:
+        config: the model.
+        dtype: the model's data type.
+        length: number of tokens of the text, prompt and output.
+        prefill_chunk: maximum number of prompt tokens per forward pass. A model whose layers all
+            have a sliding window stores a chunk besides the window.
+        kv_dtype: data type of stored keys and values; by default ``dtype``.
+    """
+    per_token = kv_bytes_per_token(config, kv_dtype or dtype) + state_bytes(config, dtype)
+    num_blocks = max_held_blocks(length, config.window, prefill_chunk, BLOCK_SIZE)
+    kv_bytes = num_blocks * BLOCK_SIZE * per_token
+    if config.recurrent is None:
+        return RequestMemory(kv_bytes, 0)
+    one_state = StateCounts(requests=1, checkpoints=0, updates=0)
+    return RequestMemory(kv_bytes, count_state_bytes(config, one_state))
 
 
 def default_kv_bytes(

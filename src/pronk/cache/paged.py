@@ -289,14 +289,15 @@ class PagedCache:
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // self.block_size - block_table.num_released
         stop = self.allocator.num_blocks_for(tokens) - block_table.num_released
+        references = self.allocator.references
         for index in range(first, stop):
             block = block_table.blocks[index]
-            if self.allocator.is_shared(block):
+            if references[block] > 1:  # several tables hold the block
                 old, new = self.allocator.replace_shared(block_table, index)
                 self._copy(old, new)
-            elif self.prefix_cache is not None:
-                # The block may be cached: this table was forked in the middle of the block, and the
-                # other table filled the block, cached it and was released.
+            elif self.prefix_cache is not None and self.prefix_cache.is_cached(block):
+                # This table was forked in the middle of the block, and the other table filled the
+                # block, cached it and was released.
                 self.prefix_cache.evict(block)
 
     def feature_name(self, feature: SavedFeature) -> str:

@@ -11,6 +11,7 @@ from pronk.checkpoint.hub.clone_models import clone_model as clone_model
 from pronk.checkpoint.hub.clone_models import tiny_model as tiny_model
 from pronk.checkpoint.hub.names import gguf_models as gguf_models
 from pronk.checkpoint.hub.names import parse_name as parse_name
+from pronk.checkpoint.hub.names import weight_files as weight_files
 from pronk.checkpoint.hub.recommendations import add_known_sampling as add_known_sampling
 from pronk.checkpoint.rope import RopeConfig as RopeConfig
 from pronk.checkpoint.rope import RopeTable as RopeTable

@@ -1,13 +1,17 @@
 """``pronk info``: what the headers of a model say about it, without reading its weights."""
 
 import json
+import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pronk.base.errors import PromptError, TokenizerError
+from pronk.base.files.regular import read_input
 from pronk.base.quantities import count_text, size_texts
 from pronk.cli.panels import option
 
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
     from pronk.text.tokenizer import Tokenizer
 
 _LABEL_WIDTH = 13  # characters before the values
+# Files of a folder that begin with the name of a license, and the number of bytes to read of each.
+_LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
+_MAX_LICENSE_BYTES = 1 << 16
+# Pattern of the keys of a model card's front matter that state its license.
+_LICENSE_KEYS = re.compile(r"^(license|license_name): *(\S.*)$", re.MULTILINE)
 
 
 def info(
@@ -61,12 +70,12 @@ def info(
 
 def _facts(path: Path, context: int | None) -> dict[str, Any]:
     """Return the facts about a model by name; a name that ends in ``bytes`` is a size in bytes."""
-    from pronk.base.arrays import FLOAT32
-    from pronk.cache.layout import kv_bytes_per_token, state_bytes
-    from pronk.cache.states import state_size
+    from pronk.cache.budget import request_memory
     from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
     from pronk.checkpoint.hub.cache import model_label
     from pronk.checkpoint.tensors import Checkpoint
+    from pronk.engine.engine import prefill_size
+    from pronk.engine.options import BatchOptions
     from pronk.models.loader import parse_dtype, read_config
     from pronk.models.tensor_groups import OTHER
     from pronk.text.chat.dialects import REASONING_FORMATS
@@ -78,11 +87,8 @@ def _facts(path: Path, context: int | None) -> dict[str, Any]:
     dtype = parse_dtype("auto", config)
     weights = _weights(checkpoint, config)
     used = sum(row["bytes"] for row in weights if row["part"] != OTHER)
-    states = 0
-    if config.recurrent is not None:
-        per_layer = state_size(config.recurrent) * FLOAT32.itemsize
-        states = sum(config.recurrent.layers) * per_layer
-    per_token = kv_bytes_per_token(config, dtype) + state_bytes(config, dtype)
+    prefill_chunk = prefill_size(BatchOptions().prefill_chunk, config)
+    request = request_memory(config, dtype, config.context, prefill_chunk)
     templates = Tokenizer.load_templates(path, opened)
     template = templates.chat_template or ""
     thoughts = next((each for each in REASONING_FORMATS if each.template in template), None)
@@ -99,9 +105,9 @@ def _facts(path: Path, context: int | None) -> dict[str, Any]:
         "weights_bytes": sum(row["bytes"] for row in weights),
         "weights": weights,
         "tied_output": config.tied,
-        "kv_cache_bytes": per_token * config.context,
-        "request_state_bytes": states,
-        "memory_bytes": used + per_token * config.context + states,
+        "kv_cache_bytes": request.kv_bytes,
+        "request_state_bytes": request.state_bytes,
+        "memory_bytes": used + sum(request),
         "tool_calls": _tool_dialect(templates),
         "thoughts": thoughts.name if thoughts else "no known format",
         "drafters": _drafters(path, config),
@@ -126,7 +132,7 @@ def _weights(checkpoint: "AnyCheckpoint", config: "ModelConfig") -> list[dict[st
 
 
 def _license(path: Path, opened: "GgufCheckpoint | None") -> str | None:
-    """Return the license that a GGUF file or the table of short names states."""
+    """Return the license that a GGUF file, a folder or the table of short names states."""
     from pronk.checkpoint.hub.cache import model_label
     from pronk.checkpoint.hub.names import known_models
 
@@ -134,7 +140,42 @@ def _license(path: Path, opened: "GgufCheckpoint | None") -> str | None:
     if isinstance(stated, str):
         return stated
     known = known_models().get(model_label(path))
-    return None if known is None else known.license
+    if known is not None:
+        return known.license
+    return _folder_license(path) if opened is None else None
+
+
+def _folder_license(folder: Path) -> str | None:
+    """Return the license that a folder's model card states, or the first line of its LICENSE."""
+    for card in _read_texts(folder, ["README.md"]):
+        head = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
+        front_matter = head[1] if head else ""
+        values = dict(_LICENSE_KEYS.findall(front_matter))
+        stated = values.get("license")
+        # Model cards have "other" if the license has no identifier of SPDX.
+        if stated == "other":
+            stated = values.get("license_name", stated)
+        if stated is not None:
+            return _as_line(stated.strip(" \"'"))
+    for text in _read_texts(folder, _LICENSE_FILES):
+        line = next(filter(None, map(_as_line, text.splitlines())), None)
+        if line is not None:
+            return line
+    return None
+
+
+def _read_texts(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """Yield the first bytes of the files of a folder that exist, with plain ends of lines."""
+    for name in names:
+        with suppress(OSError):
+            data = read_input(folder / name, _MAX_LICENSE_BYTES)
+            yield "\n".join(data.decode(errors="replace").splitlines())
+
+
+def _as_line(text: str) -> str:
+    """Return a text without control characters, outer spaces and marks of headings, cut to 80."""
+    printable = "".join(character for character in text if character.isprintable())
+    return printable.strip("#* ")[:80]
 
 
 def _tool_dialect(templates: "Tokenizer") -> str:

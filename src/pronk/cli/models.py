@@ -177,7 +177,8 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
                 justify="right" if key == "size" else "left",
             )
     for row in rows:
-        table.add_row(*(row[str(column.header)] for column in table.columns))
+        shown = row | {"size": row["size"] or "–"}
+        table.add_row(*(shown[str(column.header)] for column in table.columns))
     return table
 
 

@@ -44,7 +44,6 @@ from pronk.drafting.registry import REGISTRY as REGISTRY
 from pronk.drafting.registry import make_drafter as make_drafter
 from pronk.drafting.regret import Regret as Regret
 from pronk.drafting.shared.chain import Chain as Chain
-from pronk.drafting.shared.chain import DraftLogits as DraftLogits
 from pronk.drafting.shared.chain import Stop as Stop
 from pronk.drafting.shared.chain import chains_of as chains_of
 from pronk.drafting.shared.chain import draft_chains as draft_chains
@@ -73,6 +72,7 @@ from pronk.drafting.trie import Frontier as Frontier
 from pronk.drafting.trie import Trie as Trie
 from pronk.models.cost_model import CostCurve as CostCurve
 from pronk.models.cost_model import CostModel as CostModel
+from pronk.sampling.draft_token import DraftLogits as DraftLogits
 from pronk.sampling.draft_token import DraftToken as DraftToken
 from pronk.sampling.logits_processors import BannedTokens as BannedTokens
 from pronk.sampling.logits_processors import GuideProcessor as GuideProcessor

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import index
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -57,8 +56,7 @@ def check_tree(tree: TokenTree) -> TokenTree:
     Raise ``TypeError`` or ``ValueError`` if the tree is invalid. The arrays in ``probs`` are not
     copied.
     """
-    tree.check()
-    return _to_plain_types(tree)
+    return tree if tree.is_plain else _to_plain_types(tree)
 
 
 def _to_plain_types(tree: TokenTree) -> TokenTree:
@@ -66,28 +64,13 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
 
     Python's own numbers are JSON values. A list that the drafter keeps could change later.
 
-    Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, a gain is not in
-    0..1, or an origin has not two entries.
+    Raises ``TypeError`` or ``ValueError`` if a token or parent is no integer, or an origin has not
+    two entries.
     """
     gain = tree.gain
     origin = tree.origin
     verify = tree.verify
     probs = tree.probs
-    if gain is not None and not all(0.0 <= each <= 1.0 for each in gain):
-        msg = f"expected probabilities, 0..1, in gain, found {gain}; check the drafter"
-        raise ValueError(msg)
-    unchanged = (
-        {type(field) for field in (tree.tokens, tree.parents, gain, origin, verify, probs)}
-        <= {tuple, NoneType}
-        and _types(tree.tokens) == _types(tree.parents) == {int}
-        and (gain is None or _types(gain) == {float})
-        and (verify is None or _types(verify) == {bool})
-        and (origin is None or _types(origin) == {tuple})
-        and (origin is None or {(type(name), type(kind)) for name, kind in origin} == {(str, int)})
-        and all(q is None or type(q) is np.ndarray for q in probs or ())
-    )
-    if unchanged:
-        return tree
     return TokenTree(
         tuple(int(index(token)) for token in tree.tokens),
         tuple(int(index(parent)) for parent in tree.parents),
@@ -96,7 +79,3 @@ def _to_plain_types(tree: TokenTree) -> TokenTree:
         None if gain is None else tuple(map(float, gain)),
         None if origin is None else tuple((str(name), int(index(kind))) for name, kind in origin),
     )
-
-
-def _types(values: Iterable[object]) -> set[type]:
-    return {type(value) for value in values}

@@ -212,9 +212,15 @@ class Ledger:
         The part that drafters have used which no longer exist is subtracted, and the existing
         drafters share the rest equally.
         """
-        others = [each for each in self.drafters.values() if each is not record]
-        num_live = 1 + sum(each.is_live for each in others)
-        learned_before = sum(each.learned for each in others if not each.is_live)
+        num_live = 1
+        learned_before = 0.0
+        for other in self.drafters.values():
+            if other is record:
+                continue
+            if other.is_live:
+                num_live += 1
+            else:
+                learned_before += other.learned
         return ((record.learned + seconds) * num_live + learned_before) / _LOSS_SHARE
 
     def allowed_time(self, seconds: float) -> float:
@@ -366,17 +372,21 @@ class RequestLedger:
         if record.proposer is None or record.proposer() is not proposer:
             record.proposer = ref(proposer)
         chain = proposer.chain_costs(context, self.costs)
+        contribution = 0.0
+        rate = 0.0
+        missed = 0.0
         if chain is None:
-            estimate = self._estimate(name, record)
-            seconds = estimate.seconds
+            seconds = record.seconds
+            contribution = self._expected_contribution(name, record)
         else:
             _check_chain_costs(proposer, chain)
             chain = chain._replace(start=record.start)
             rate = self.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
-            estimate = DrafterEstimate(chain=chain, rate=rate, missed=self._missed.get(name, 0.0))
+            missed = self._missed.get(name, 0.0)
             seconds = chain.prefill + chain.start + chain.token
         learning_time = self.ledger.learning_time(record, seconds)
-        estimate = estimate._replace(may_learn=learning_time <= self.ledger.elapsed)
+        may_learn = learning_time <= self.ledger.elapsed
+        estimate = DrafterEstimate(seconds, contribution, chain, rate, missed, may_learn)
         planned = plan(
             estimate,
             self.costs,
@@ -390,7 +400,7 @@ class RequestLedger:
             self._missed.pop(name, None)
             self._next_proposal = 0.0
         elif chain is not None and planned.saving > 0.0:
-            self._missed[name] = estimate.missed + planned.saving
+            self._missed[name] = missed + planned.saving
             self._next_proposal = 0.0  # the savings missed may justify the prefill in the next step
         else:
             allowed_time = self.ledger.allowed_time(seconds - self._allowance)
@@ -402,10 +412,11 @@ class RequestLedger:
         """Return the state before a call of a drafter, for :meth:`add` and :meth:`charge`."""
         return CallStart(len(self.reports), self.charged)
 
-    def _estimate(self, name: str, record: DrafterRecord) -> DrafterEstimate:
+    def _expected_contribution(self, name: str, record: DrafterRecord) -> float:
+        """Return the tokens that a drafter is expected to add (``DrafterEstimate``)."""
         prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
         contribution = self._contributions[name].mean(prior, self._step)
-        return DrafterEstimate(record.seconds, contribution * record.added / record.expected)
+        return contribution * record.added / record.expected
 
     def add(
         self,
@@ -495,7 +506,7 @@ class RequestLedger:
 
     def has_proposed(self, proposer: Proposer[Any]) -> bool:
         """Return whether a drafter has proposed in this step."""
-        return any(each.proposer is proposer for each in self._proposals)
+        return any(proposal.proposer is proposer for proposal in self._proposals)
 
     @property
     def needs_logits(self) -> bool:

@@ -27,20 +27,20 @@ def propose_planned(
 
     Args:
         proposer: the drafter.
-        contexts: one per request, with the drafter's own states.
+        contexts: one per request, with the drafter's own states; they get its ``plan``.
         unions: for each request, the draft tokens of the drafters before this one.
         clock: returns the time in seconds.
         check: returns a proposed tree if it is valid, and raises an error otherwise; then no tree
             is added.
     """
-    planned = list[DraftContext[Any]]()
-    own_unions = list[TreeUnion]()
+    planned: list[DraftContext[Any]] = []
+    own_unions: list[TreeUnion] = []
     for context, union in zip(contexts, unions, strict=True):
         if not proposer.drafts_for(context.params):
             continue
-        plan = context.ledger.plan(proposer, context, union)
-        if plan.reason is not None:
-            planned.append(context.with_state(context.state, plan=plan))
+        context.plan = context.ledger.plan(proposer, context, union)
+        if context.plan.reason is not None:
+            planned.append(context)
             own_unions.append(union)
     if not planned:
         return

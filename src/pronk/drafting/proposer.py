@@ -93,7 +93,7 @@ class Capabilities:
 
 @dataclass  # not frozen, because frozen objects take four times as long to create
 class DraftContext(Generic[State]):
-    """Input of :meth:`Proposer.propose` for one request; read-only.
+    """Input of :meth:`Proposer.propose` for one request; read-only for the proposer.
 
     Attributes:
         state: return value of :meth:`Proposer.start`.

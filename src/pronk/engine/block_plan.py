@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pronk.cache.blocks import max_held_blocks, max_held_tokens
 from pronk.cache.paged import PagedCache
 from pronk.engine.request import Request
 
@@ -63,7 +64,8 @@ class BlockPlanner:
         """
         allocator = self.cache.allocator
         table = request.block_table
-        next_length = table.length + self._max_held_tokens(request.num_pending + 1)
+        num_next = request.num_pending + 1
+        next_length = table.length + max_held_tokens(num_next, self.window, self.prefill_chunk)
         num_needed = allocator.num_blocks_for(next_length)
         num_unused = max(0, self.num_logical_blocks(request) - num_needed)
         num_text_blocks = allocator.num_blocks_for(table.length + request.num_pending)
@@ -86,9 +88,7 @@ class BlockPlanner:
 
         ``length`` is in tokens.
         """
-        num_blocks = self.cache.allocator.num_blocks_for(self._max_held_tokens(length))
-        # One more block, because a window can start in the middle of a block.
-        return num_blocks + (self.window is not None)
+        return max_held_blocks(length, self.window, self.prefill_chunk, self.cache.block_size)
 
     def can_reserve_all(self, request: Request) -> bool:
         """Return whether a request may reserve the blocks of all its tokens at once.
@@ -125,17 +125,6 @@ class BlockPlanner:
         num_slots = num_free_slots + num_new_blocks * block_size
         # One slot is that of the pending token, the root of the tree.
         return max(0, min(self.max_tree, num_slots) - 1)
-
-    def _max_held_tokens(self, length: int) -> int:
-        """Return how many of ``length`` new tokens have KV slots at the same time, at most.
-
-        Without a sliding window these are all of them. With one, these are the tokens of the
-        window, those of the next chunk of the prompt, and the token that the forward pass
-        generates.
-        """
-        if self.window is None:
-            return length
-        return min(length, self.window + self.prefill_chunk + 1)
 
 
 def max_length(request: Request) -> int:

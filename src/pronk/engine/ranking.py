@@ -100,4 +100,4 @@ class RelevanceQuestion:
 
     @cached_property
     def _has_system_role(self) -> bool:
-        return has_system_role(self._tokenizer)
+        return has_system_role(self._tokenizer.chat)

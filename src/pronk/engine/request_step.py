@@ -117,9 +117,9 @@ def verify_in_library(sampler: Sampler, tree: TokenTree, logits: Logits) -> Veri
     the request's options, or the rows of logits are loaded on access. Raises ``NotFiniteError`` if
     logits on the path are not finite.
     """
-    if sampler.verifier is None or not isinstance(logits, np.ndarray):
+    if sampler.library_sampler is None or not isinstance(logits, np.ndarray):
         return None
-    path = sampler.verifier.verify(tree, logits, len(sampler.context))
+    path = sampler.library_sampler.verify(tree, logits, len(sampler.context))
     if path is None:
         raise NotFiniteError
     for token in path.tokens:

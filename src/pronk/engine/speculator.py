@@ -65,7 +65,8 @@ class Speculator:
                 except Exception as error:  # noqa: BLE001 - proposers are user code
                     self._give_up(request, error)
         self.seconds = 0.0
-        for request in (scheduled.request for scheduled in batch):
+        for scheduled in batch:
+            request = scheduled.request
             request.speculation.ledger.begin()
             if request.speculation.started or request.speculation.proposer is None:
                 continue
@@ -348,11 +349,10 @@ def _draft_context(request: Request, num_draft_slots: int) -> DraftContext[Any]:
 
 def _group_by_proposer(requests: Iterable[Request]) -> list[tuple[Proposer[Any], list[Request]]]:
     """Group requests by proposer object; proposers that compare equal may hold different states."""
-    proposers = dict[int, Proposer[Any]]()
-    groups = dict[int, list[Request]]()
+    groups: dict[int, tuple[Proposer[Any], list[Request]]] = {}
     for request in requests:
         proposer = request.speculation.proposer
         if proposer is not None:
-            proposers[id(proposer)] = proposer
-            groups.setdefault(id(proposer), []).append(request)
-    return [(proposers[key], group) for key, group in groups.items()]
+            _, group = groups.setdefault(id(proposer), (proposer, []))
+            group.append(request)
+    return [*groups.values()]

@@ -1,9 +1,9 @@
 """Compile the kernels and the suffix automaton: ``python build.py [OUT] [FLAGS]``.
 
-``OUT`` is the path of the kernels' library. The library of the suffix automaton is written beside
-it. Each instruction set has a source file and compiler flags; ``dispatch.cpp`` selects one at run
-time. The module imports only the standard library, because the installation (``hatch_build.py``)
-runs it before pronk and its dependencies can be imported.
+``OUT`` is the path of the kernels' library. The library of the suffix automaton, which also merges
+tokens of texts, is written beside it. Each instruction set has a source file and compiler flags;
+``dispatch.cpp`` selects one at run time. The module imports only the standard library, because the
+installation (``hatch_build.py``) runs it before pronk and its dependencies can be imported.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _COMMON: dict[str, list[str]] = {
     "isa_portable": ["-O3"],
     "verify": ["-O3"],
 }
-_SUFFIX_SOURCE = "suffix"
+_SUFFIX_SOURCES = ("merges", "suffix")
 
 
 class BuildError(Exception):
@@ -198,9 +198,9 @@ def build(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source_flags = {name: [*own, *extra] for name, own in sources.items()}
-        source_flags[_SUFFIX_SOURCE] = list(extra)
+        source_flags |= {name: list(extra) for name in _SUFFIX_SOURCES}
         _compile([*compiler, *flags], source_flags, folder)
-        for library, names in ((suffix_library(out), [_SUFFIX_SOURCE]), (out, sorted(sources))):
+        for library, names in ((suffix_library(out), _SUFFIX_SOURCES), (out, sorted(sources))):
             objects = [str(folder / f"{name}.o") for name in names]
             _run([*link, *objects, "-o", str(folder / library.name), *libraries])
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ from pronk.kernels.structures import (
 )
 from pronk.kernels.threads import num_threads
 
-VERSION = 23  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 25  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -178,16 +178,14 @@ class Kernels:
             path.buffer_info()[0],
             self.isa,
         )
-        if code == -2:
-            msg = "kernels: no memory to sample"
-            raise MemoryError(msg)
+        _check_sampled(code)
         return None if code < 0 else (path[:code].tolist(), path[code])
 
     def draft_token(
         self,
+        sampling: CSampling,
         logits: Array,
-        temperature: float,
-        key: int | None,
+        position: int,
         ids: NDArray[np.int32] | None = None,
     ) -> tuple[int, float, NDArray[np.float32]]:
         """Sample a draft token, with less precise noise than :meth:`choose`.
@@ -195,30 +193,33 @@ class Kernels:
         A logit of ``-inf`` bans a token.
 
         Args:
+            sampling: options of the request.
             logits: float32 ``[vocab]``, contiguous.
-            temperature: as in :meth:`choose`.
-            key: noise key of the position; ``None`` for no noise.
+            position: index of the token in the text.
             ids: token id of each logit, ``[vocab]``; ``None``: 0, 1, ….
 
         Returns:
             The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax
-            probability over the scores; and the scores ``logits / temperature + noise``, float32
-            ``[vocab]``.
+            probability over the scores; and the scores, float32 ``[vocab]``: the logits by the
+            options plus noise.
+
+        Raises:
+            MemoryError: memory is full.
         """
         vocab = logits.size
         confidence = c_float()
         scores = np.empty(vocab, np.float32)
-        noise = None if key is None else ctypes.byref(c_uint64(key))
         token = self.library.pronk_sample_draft(
+            ctypes.byref(sampling),
             logits.ctypes.data,
             vocab,
-            temperature,
-            noise,
+            position,
             None if ids is None else ids.ctypes.data,
             scores.ctypes.data,
             ctypes.byref(confidence),
             self.isa,
         )
+        _check_sampled(token)
         return int(token), confidence.value, scores
 
     def read(self, data: Array) -> None:
@@ -232,6 +233,13 @@ class Kernels:
         computing power. AMX tiles are not used.
         """
         return float(self.library.pronk_multiply(rounds, self.isa, num_threads()))
+
+
+def _check_sampled(code: int) -> None:
+    """Raise ``MemoryError`` if a function that samples had no memory."""
+    if code == -2:
+        msg = "kernels: no memory to sample"
+        raise MemoryError(msg)
 
 
 def _check_status(code: int, call: CForward) -> int:
@@ -289,7 +297,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             c_int32,
         ),
     ),
-    "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 4, c_int32)),
+    "sample_draft": (
+        c_int32,
+        (POINTER(CSampling), c_void_p, *[c_int64] * 2, *[c_void_p] * 3, c_int32),
+    ),
     "exp": (None, (c_void_p, c_int64, c_int32)),
     "log": (None, (c_void_p, c_int64, c_int32)),
     "total": (c_double, (c_void_p, c_int64, c_int32)),

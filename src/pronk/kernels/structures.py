@@ -104,26 +104,18 @@ class CForward(Structure):
     )
 
 
-# Type of a function ``on_token(token, confidence)``, called with each draft token of a chain. The
-# result 0 ends the chain.
-OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
-
-
-class CDraftChain(Structure):
-    """C structure ``pronk_chain``: options of sampling a chain of draft tokens, and its scores."""
+class CClusters(Structure):
+    """C structure ``pronk_clusters``: second stage of an LM head that is divided into clusters."""
 
     _fields_ = structure_fields(
-        ("key", c_uint64),
-        ("position", c_int64),
-        ("steps", c_int32),
-        ("temperature", c_float),
-        ("ids scores", c_void_p),
-        ("on_token", OnToken),
+        ("op clusters tokens", c_void_p),
+        ("num_clusters num_best", c_int32),
+        ("logits ids", c_void_p),
     )
 
 
 class CSampling(Structure):
-    """C structure ``pronk_sampling``: options by which a request chooses the target's tokens."""
+    """C structure ``pronk_sampling``: options by which a request chooses tokens."""
 
     _fields_ = structure_fields(
         ("key", c_uint64),
@@ -131,6 +123,24 @@ class CSampling(Structure):
         ("top_k", c_int64),
         ("top_p repetition frequency presence", c_double),
         ("counts in_prompt", c_void_p),
+    )
+
+
+# Type of a function ``on_token(token, confidence)``, called with each draft token of a chain. The
+# result 0 ends the chain.
+OnToken = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
+
+
+class CDraftChain(Structure):
+    """C structure ``pronk_chain``: how a chain of draft tokens is sampled, and its scores."""
+
+    _fields_ = structure_fields(
+        ("sampling", POINTER(CSampling)),
+        ("position", c_int64),
+        ("steps", c_int32),
+        ("ids scores", c_void_p),
+        ("clusters", POINTER(CClusters)),
+        ("on_token", OnToken),
     )
 
 
@@ -145,4 +155,5 @@ STRUCTURES: tuple[type[Structure], ...] = (
     CDraftChain,
     CRecurrence,
     CSampling,
+    CClusters,
 )

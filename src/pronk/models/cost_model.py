@@ -80,9 +80,8 @@ class CostCurve(NamedTuple):
         ``experts_read`` is the number of experts that it reads, relative to a pass of one row; by
         default the expected one.
         """
-        return self.speed * (
-            max(self.read_bytes(rows, experts_read), self.start + self.slope * rows) + self.context
-        )
+        read = self.read_bytes(rows, experts_read) if self.experts else 1.0
+        return self.speed * (max(read, self.start + self.slope * rows) + self.context)
 
     def read_bytes(self, rows: int, experts_read: float | None = None) -> float:
         """Return the bytes of weights that a pass reads, relative to a pass of one row.
@@ -90,8 +89,6 @@ class CostCurve(NamedTuple):
         ``experts_read`` is the number of experts that the pass reads, relative to a pass of one
         row; by default the expected one.
         """
-        if not self.experts:
-            return 1.0
         if experts_read is None:
             experts_read = _expected_experts_read(rows, self.overlap)
         return 1.0 + self.experts * (experts_read - 1.0)
@@ -212,15 +209,14 @@ class CostModel:
             self._overlap = median_low(self._overlaps)
         shape = self._curve(1.0, context, requests)
         units = shape.at(rows, experts_read)
-        speeds = [*self._speeds]
+        slower = [speed for other, speed in self._speeds if other < rows] if rows > 1 else []
         self._speeds.append((rows, max(seconds, 1e-9) / units))
         self._speed = usual([speed for _, speed in self._speeds])
         self._num_passes += 1
         if plain or (plain is None and rows == 1):
             self._next_plain = self._num_passes + _LASTS
-        others = [speed for other, speed in speeds if other < rows]
-        if others:
-            cost = seconds / usual(others) - shape.context
+        if slower:
+            cost = seconds / usual(slower) - shape.context
             self._learn_level(rows, cost / shape.read_bytes(rows, experts_read))
         expected = self._speed * units
         one_row = min(seconds, 2.0 * expected) - expected + self._curve(self._speed, context).at(1)

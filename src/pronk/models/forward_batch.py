@@ -72,7 +72,7 @@ class BatchEntry(NamedTuple):
     @property
     def num_rows(self) -> int:
         """Number of nodes that the forward pass computes."""
-        return len(self.tree) - self.num_computed
+        return len(self.tree.tokens) - self.num_computed
 
     @property
     def logits_rows(self) -> range:
@@ -103,15 +103,20 @@ class ForwardBatch:
 
     def __init__(self, entries: Sequence[BatchEntry]) -> None:
         self.entries = entries
-        self.row_counts = [entry.num_rows for entry in entries]
-        self.num_rows = sum(self.row_counts)
-        self.logits_counts = [len(entry.logits_nodes) for entry in entries]
+        self.row_counts: list[int] = []
+        self.logits_counts: list[int] = []
+        self.num_rows = 0
+        self.num_committed = 0
+        self.num_positions = 0
+        for entry in entries:
+            num_nodes = len(entry.tree.tokens)
+            length = entry.block_table.length
+            self.row_counts.append(num_nodes - entry.num_computed)
+            self.logits_counts.append(len(entry.logits_nodes))
+            self.num_rows += num_nodes - entry.num_computed
+            self.num_committed += length
+            self.num_positions = max(self.num_positions, length + num_nodes)
         self.logits_rows = self._find_logits_rows()
-        lengths = [entry.block_table.length for entry in entries]
-        self.num_committed = sum(lengths)
-        self.num_positions = max(
-            [length + len(entry.tree) for length, entry in zip(lengths, entries, strict=True)]
-        )
         self._for_kernels: KernelBatch | None = None
         self._recurrence: list[StatePass] = []
         # cosines and sines of the rows' rotations under dynamic RoPE

@@ -33,15 +33,14 @@ class KernelBatch:
     """
 
     def __init__(self, entries: Sequence[BatchEntry], logits_rows: Sequence[int]) -> None:
-        self._kept_alive = list[object]()
-        segments = [
-            self._make_segment(entry.block_table, entry.tree, entry.num_computed)
-            for entry in entries
-        ]
-        self.segments = (CSegment * len(segments))(*segments)
+        self._kept_alive: list[object] = []
+        self.segments = (CSegment * len(entries))()
         self.tokens = array("i")
-        for entry in entries:
-            self.tokens.extend(entry.tree.tokens[entry.num_computed :])
+        for index, entry in enumerate(entries):
+            tree = entry.tree
+            computed = entry.num_computed
+            self.segments[index] = self._make_segment(entry.block_table, tree, computed)
+            self.tokens.extend(tree.tokens[computed:] if computed else tree.tokens)
         self.others: ctypes.Array[CSegment] | None = None
         self.num_others = len(entries[0].other_tables)
         if self.num_others:
@@ -64,7 +63,7 @@ class KernelBatch:
         num_nodes = 0
         parents = None
         if tree is not None:
-            num_nodes = len(tree)
+            num_nodes = len(tree.tokens)
             # without parents, the tree is a chain
             if num_nodes > 1 and tree.main_chain < num_nodes:
                 parents = self._int32_array(tree.parents)

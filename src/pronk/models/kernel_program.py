@@ -81,6 +81,10 @@ class KernelProgram(Program):
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._has_recurrence = False
         self._compiled: Any = None  # C array of the operations; ``None`` before the first run
+        # what is equal in all passes
+        self._any_pass = CForward(
+            type=TYPES[self.dtype], hidden=hidden, isa=kernels.isa, fast=int(kernels.fast)
+        )
 
     def embed(
         self,
@@ -413,19 +417,18 @@ class KernelProgram(Program):
         call.logits = logits.ctypes.data
         return self.kernels.draft_chain(self._c_ops, len(self._ops), call, chain)
 
+    def first_op(self) -> int:
+        """Return the address of the first operation, as long as nothing is appended."""
+        return ctypes.addressof(self._c_ops)
+
     def _make_pass(
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
     ) -> CForward:
         """Return the arguments of a forward pass as a C structure, without addresses of results."""
-        call = CForward(
-            rows=len(stream),
-            type=TYPES[self.dtype],
-            hidden=self.hidden,
-            isa=self.kernels.isa,
-            fast=int(self.kernels.fast),
-            threads=num_threads(),
-            stream=stream.ctypes.data,
-        )
+        call = CForward.from_buffer_copy(self._any_pass)
+        call.rows = len(stream)
+        call.threads = num_threads()
+        call.stream = stream.ctypes.data
         if batch is None:
             return call
         arrays = batch.for_kernels

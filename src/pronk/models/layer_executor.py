@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.paged import PagedCache, SavedFeature
-from pronk.kernels.structures import CDraftChain, OnToken
+from pronk.kernels.structures import CClusters, CDraftChain, OnToken
+from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.kernel_program import KernelProgram
+from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
-from pronk.sampling.noise import seed_key
 from pronk.sampling.sampler import Sampler
 
 
@@ -64,8 +67,8 @@ class LayerExecutor:
             batch: the rows, whose KV slots are allocated.
             num_layers: number of layers, at least 1; after all layers of the model, the LM head
                 runs.
-            collect: numbers (from 1; 0: the embedding) of the layers whose output is returned, in
-                the dtype of the cache.
+            collect: numbers (from 1; 0: the embedding), ascending, of the layers whose output is
+                returned, in the dtype of the cache.
         """
         decoder = self.decoder
         if self._can_shorten(batch, num_layers, collect):
@@ -88,8 +91,11 @@ class LayerExecutor:
         They are those that the caller wants, ``collect``, and those that computed features read
         after later layers.
         """
+        features = self.cache.computed_features
+        if not features:
+            return tuple(collect)
         layers = set(collect)
-        for feature in self.cache.computed_features:
+        for feature in features:
             last = max(feature.layers)
             if last <= num_layers:
                 layers.update(layer for layer in feature.layers if layer < last)
@@ -248,6 +254,22 @@ def _last_of_all_rows(feature: SavedFeature) -> int:
     return 0 if feature.only_logits_rows else max(feature.layers)
 
 
+class HeadClusters(NamedTuple):
+    """Second stage of an LM head whose tokens are divided into clusters.
+
+    Attributes:
+        program: computes the logits of the first cluster from the stream.
+        linears: rows of the LM head, by cluster.
+        tokens: the token ids of each cluster, ``[clusters, size]``.
+        num_best: number of clusters whose tokens get logits.
+    """
+
+    program: Program
+    linears: Sequence[Linear]
+    tokens: DraftIds
+    num_best: int
+
+
 def draft_chain(
     program: Program,
     batch: ForwardBatch,
@@ -257,7 +279,7 @@ def draft_chain(
     vocab_size: int,
     max_tokens: int,
     on_token: Callable[[DraftToken], bool],
-    ids: DraftIds | None = None,
+    ids: DraftIds | HeadClusters | None = None,
 ) -> int:
     """Draft a chain for one request: run a program, sample a token, run it again, and so on.
 
@@ -271,36 +293,65 @@ def draft_chain(
             has one row, the draft token before.
         stream: ``[rows, hidden]``; overwritten.
         sampler: sampler of the draft tokens, with a
-            :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
+            :attr:`~pronk.sampling.sampler.Sampler.library_sampler`.
         vocab_size: number of logits of the LM head.
         max_tokens: maximum number of draft tokens, at least 1.
         on_token: called with each draft token; returns whether to continue. Its exceptions end the
             chain.
-        ids: the target's token of each logit; ``None``: 0, 1, ….
+        ids: the target's token of each logit; ``None``: 0, 1, …; or the second stage of the LM
+            head, whose clusters have the program's logits as scores.
     """
-    scores = np.empty((max_tokens, vocab_size), FLOAT32)
     logits = np.empty((1, vocab_size), FLOAT32)
+    second: CClusters | None = None
+    ids_of_steps: Iterator[DraftIds | None]
+    clusters = ids if isinstance(ids, HeadClusters) else None
+    own = None if isinstance(ids, HeadClusters) else ids
+    if clusters is None:
+        scores = np.empty((max_tokens, vocab_size), FLOAT32)
+        ids_of_steps = repeat(own)
+    else:
+        size = clusters.num_best * clusters.tokens.shape[1]
+        scores = np.empty((max_tokens, size), FLOAT32)
+        step_ids = np.empty((max_tokens, size), np.int32)
+        ids_of_steps = iter(step_ids)
+        cluster_logits = np.empty(size, FLOAT32)
+        packed = [linear.packed for linear in clusters.linears]
+        structs = [each.struct for each in packed if isinstance(each, PackedMatrix)]
+        addresses = np.array([ctypes.addressof(struct) for struct in structs], np.uintp)
+        assert isinstance(clusters.program, KernelProgram), "expected a program of the kernels"
+        second = CClusters(
+            op=clusters.program.first_op(),
+            clusters=addresses.ctypes.data,
+            tokens=clusters.tokens.ctypes.data,
+            num_clusters=len(clusters.tokens),
+            num_best=clusters.num_best,
+            logits=cluster_logits.ctypes.data,
+            ids=step_ids.ctypes.data,
+        )
     next_scores = iter(scores)
     errors = list[BaseException]()
 
     def callback(token: int, confidence: float) -> int:
         try:
-            return int(on_token(DraftToken(token, confidence, next(next_scores), ids)))
+            own_ids = next(ids_of_steps)
+            return int(on_token(DraftToken(token, confidence, next(next_scores), own_ids)))
         except BaseException as error:  # noqa: BLE001 - exceptions cannot cross the kernels
             errors.append(error)
             return 0
 
-    stateless = sampler.stateless_sampler
-    assert stateless is not None, "expected a sampler that drafts statelessly"
+    in_library = sampler.library_sampler
+    assert in_library is not None, "expected a sampler in the library"
+    head_ids = own if clusters is None else clusters.tokens
+    assert in_library.counts_all(vocab_size, head_ids), "expected logits of the target's vocabulary"
     assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
     assert len(batch.logits_rows) == 1, "expected the logits of the last row"
     params = CDraftChain(
-        key=seed_key(stateless.seed),
+        sampling=ctypes.pointer(in_library.options),
         position=len(sampler.context),
         steps=max_tokens,
-        temperature=stateless.temperature,
-        ids=None if ids is None else ids.ctypes.data,
+        ids=None if own is None else own.ctypes.data,
         scores=scores.ctypes.data,
+        clusters=None if second is None else ctypes.pointer(second),
         on_token=OnToken(callback),
     )
     num_passes = program.draft_chain(batch, stream, logits, params)

@@ -40,7 +40,11 @@ from pronk.sampling.defaults import GGUF_KEYS, recommended_sampling
 _SAMPLES = 4096
 # Older checkpoints have the quantization config in a separate file, whose name implies the
 # ``quant_method``.
-_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_QUANTIZATION_FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 
 # Options of transformers in ``generation_config.json`` that pronk ignores, with the value of each
 # that changes nothing. Any other value raises a warning.

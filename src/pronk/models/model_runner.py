@@ -93,7 +93,7 @@ class ModelRunner:
             collect: numbers (from 1) of the layers whose output is returned.
         """
         start_time = self.clock()
-        result = self._executor.run(batch, self._num_layers, sorted(collect))
+        result = self._executor.run(batch, self._num_layers, sorted(collect) if collect else ())
         assert result.logits is not None
         seconds = self.clock() - start_time
         return ForwardResult(

@@ -12,15 +12,19 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.checkpoint.hub.clone_models import clone_model, clone_names
-from pronk.checkpoint.hub.names import HubModel, close_names, known_models, parse_name
+from pronk.checkpoint.hub.names import (
+    MTP_FILES,
+    HubModel,
+    close_names,
+    known_models,
+    parse_name,
+)
 from pronk.models.loader import Fingerprint, describe_architecture
 
 if TYPE_CHECKING:
     from pronk.checkpoint.hub.download import Progress
 
 DEFAULT_MODEL = "smollm2"
-# Names of GGUF files that have only the MTP head of a model, for the drafter ``mtp``.
-MTP_FILES = "mtp-*.gguf"
 
 
 def resolve_model(

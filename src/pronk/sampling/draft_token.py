@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pronk.base.arrays import Array
 from pronk.kernels.exact_math import exp, total
 
 DraftIds = NDArray[np.int32]  # ``[draft vocab]``: the target's token id of each draft logit
+
+
+class DraftLogits(NamedTuple):
+    """A drafter's logits of the next token.
+
+    Attributes:
+        values: float32 ``[draft vocab]``.
+        ids: the target's token id of each logit; ``None``: logit i is that of token i.
+    """
+
+    values: Array
+    ids: DraftIds | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ that of the text up to the node.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -144,7 +144,12 @@ class Penalties(LogitsProcessor):
         self.counts[token] += 1
 
     def rollback(self, count: int) -> None:
-        for token in self.context.tentative[-count:] if count else ():
+        if count:
+            self.forget(self.context.tentative[-count:])
+
+    def forget(self, tokens: Iterable[int]) -> None:
+        """Subtract tokens of the output from the counts."""
+        for token in tokens:
             self.counts[token] -= 1
 
 

@@ -27,6 +27,7 @@ from pronk.base.interrupts import uninterrupted
 from pronk.kernels.exact_math import exp, log, total
 from pronk.kernels.library import Kernels
 from pronk.sampling.draft_token import DraftIds, DraftToken, argmax_token
+from pronk.sampling.library_sampler import make_library_sampler
 from pronk.sampling.logits_processors import (
     NOTHING_BANNED,
     BannedTokens,
@@ -47,7 +48,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.thinking import ThinkingBudget
 from pronk.sampling.tree import DraftSample
-from pronk.sampling.tree_verifier import make_verifier
 from pronk.sampling.truncation import Ids, truncate
 from pronk.sampling.verify import block_verify, rejection_sample
 
@@ -88,8 +88,9 @@ class Sampler:
             context: tokens of the request.
             vocab_size: number of logits of the target.
             banned: token ids that the options ban.
-            kernels: kernel library. ``verifier`` uses it for most options, and :meth:`choose` if
-                no processor and no truncation applies; otherwise, and for ``None``, numpy samples.
+            kernels: kernel library. ``library_sampler`` uses it for most options, and
+                :meth:`choose` if no processor and no truncation applies; otherwise, and for
+                ``None``, numpy samples.
             processors: custom logits processors; applied after those of ``params`` and ``banned``.
             guide: processor of the guide, which is applied last, and which has already consumed the
                 committed tokens.
@@ -108,8 +109,11 @@ class Sampler:
         # A sampler that gives the same tokens from logits, seed and position alone; ``None`` if the
         # request's options need more than these.
         self.stateless_sampler = None if self.kernels is None or params.rejects else self._stateless
-        # Verifies token trees in the library; ``None`` if the options need Python for each token.
-        self.verifier = make_verifier(kernels, params, self._stateless, self.processors)
+        # Verifies token trees and samples draft tokens in the library; ``None`` if the options need
+        # Python for each token.
+        self.library_sampler = make_library_sampler(
+            kernels, params, self._stateless, self.processors
+        )
         self.trial_seed = seed
         if params.rejects:
             self.trial_seed = trial_seed(seed, context.committed[: context.num_prompt])
@@ -266,18 +270,6 @@ class Sampler:
 
         return block_verify(p, chain, accepts)
 
-    def draft_token_at(
-        self, logits: Array, position: int, ids: DraftIds | None = None
-    ) -> DraftToken | None:
-        """Return the token that a draft model with these logits proposes for any ``position``.
-
-        The result is that of :meth:`draft_token`, which is for the position after the context. The
-        sampler must have kernels and follow the coupled rule, so that a draft token depends on
-        logits, seed and position alone.
-        """
-        assert self.kernels is not None, "expected a sampler that drafts statelessly"
-        return self._stateless.draft(self.kernels, np.asarray(logits, np.float32), position, ids)
-
     def draft_token(
         self, logits: Array, root: int, *, draw: bool = True, ids: DraftIds | None = None
     ) -> DraftToken | None:
@@ -303,8 +295,8 @@ class Sampler:
         """
         logits = np.asarray(logits, np.float32)
         position = len(self.context)
-        if self.kernels is not None and not self.params.rejects:
-            return self._stateless.draft(self.kernels, logits, position, ids)
+        if self.library_sampler is not None:
+            return self.library_sampler.draft(logits, position, ids)
         processed = self._process_draft_logits(logits, ids)
         if processed is None:
             return None

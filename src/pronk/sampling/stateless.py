@@ -11,7 +11,6 @@ import numpy as np
 
 from pronk.base.arrays import Array
 from pronk.kernels.library import Kernels
-from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.noise import noise_key
 
 
@@ -33,25 +32,6 @@ class StatelessSampler(NamedTuple):
         """
         key = 0 if self.temperature == 0.0 else noise_key(self.seed, position)
         return kernels.choose(np.ascontiguousarray(logits), self.temperature, key)
-
-    def draft(
-        self, kernels: Kernels, logits: Array, position: int, ids: DraftIds | None = None
-    ) -> DraftToken | None:
-        """Return the token that a draft model proposes for text index ``position``.
-
-        The result is ``None`` if a logit is not finite.
-
-        Args:
-            kernels: the kernel library.
-            logits: ``[draft vocab]`` float32, logits of the draft model.
-            position: index of the token in the text.
-            ids: the target's token id of each logit; ``None`` for 0, 1, ….
-        """
-        key = None if self.temperature == 0.0 else noise_key(self.seed, position)
-        token, confidence, scores = kernels.draft_token(
-            np.ascontiguousarray(logits), self.temperature, key, ids
-        )
-        return None if token < 0 else DraftToken(token, confidence, scores, ids)
 
 
 class Logits(Protocol):

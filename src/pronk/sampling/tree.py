@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import NoneType
 from typing import overload
 
 import numpy as np
@@ -46,9 +47,9 @@ class TokenTree:
     the previous one. The most likely path should be the main chain: its rows of keys and values are
     already consecutive in the cache, so that accepting its nodes moves no rows.
 
-    A tree is not checked when it is made. The engine checks each proposal once, by :meth:`check`;
-    trees that are made of valid ones are valid. What is derived from the fields, such as depths and
-    children, is computed once, when it is first needed.
+    A tree is not checked when it is made. The engine checks each proposal once, by
+    :attr:`is_plain`; trees that are made of valid ones are valid. What is derived from the fields,
+    such as depths and children, is computed once, when it is first needed.
 
     Attributes:
         tokens: token ids; node 0 is the last committed token.
@@ -80,8 +81,8 @@ class TokenTree:
         """Check a tree that a drafter proposes.
 
         Raises:
-            ValueError: the parents are not a tree in this order, lengths differ, or two acceptable
-                siblings carry the same token.
+            ValueError: the parents are not a tree in this order, lengths differ, a gain is not in
+                0..1, or two acceptable siblings carry the same token.
         """
         size = len(self.tokens)
         parents = self.parents
@@ -96,7 +97,29 @@ class TokenTree:
             if values is not None and len(values) != size:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
+        if self.gain is not None and not all(0.0 <= each <= 1.0 for each in self.gain):
+            msg = f"expected probabilities, 0..1, in gain, found {self.gain}; check the drafter"
+            raise ValueError(msg)
         self._links  # noqa: B018 - computed now, it raises the other errors
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the fields are tuples of Python's own numbers, and ``probs`` are arrays.
+
+        Raises the errors of :meth:`check`.
+        """
+        self.check()
+        fields = (self.tokens, self.parents, self.verify, self.probs, self.gain, self.origin)
+        pairs = self.origin or ()
+        return (
+            _types(fields) <= {tuple, NoneType}
+            and _types(self.tokens) == _types(self.parents) == {int}
+            and _types(self.gain or ()) <= {float}
+            and _types(self.verify or ()) <= {bool}
+            and _types(pairs) <= {tuple}
+            and {(type(name), type(kind)) for name, kind in pairs} <= {(str, int)}
+            and all(q is None or type(q) is np.ndarray for q in self.probs or ())
+        )
 
     @cached_property
     def _links(self) -> tuple[tuple[bool, ...], tuple[dict[int, int], ...]]:
@@ -322,6 +345,10 @@ class TokenTree:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         return self.keep(fitting[: max_nodes + 1])
+
+
+def _types(values: Iterable[object]) -> set[type]:
+    return {type(value) for value in values}
 
 
 class TokenView(Sequence[int]):

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from pronk import ClosedError, PronkError, __version__
 from pronk.base import SMALL_JOB
-from pronk.server.bodies import BodyReader, BodyRoute
+from pronk.server.bodies import BodyReader, BodyRoute, validate
 from pronk.server.errors import (
     ANTHROPIC_PATHS,
     ApiError,
@@ -45,6 +45,7 @@ from pronk.server.protocol.ollama import (
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaInfillRequest,
     ShowRequest,
 )
 from pronk.server.protocol.request import RequestBody, TextRequest
@@ -290,7 +291,15 @@ def _add_ollama_answers(app: FastAPI, models: ModelPool) -> None:
 
     @app.post("/api/generate", response_model=None)
     async def generate(request: Request, body: OllamaGenerateRequest) -> Response:
-        """Answer one prompt; without a prompt, load the model."""
+        """Answer one prompt, or fill the text before a suffix; without a prompt, load the model."""
+        if body.suffix:
+            tenant = tenant_of(request.scope)
+            size = body.num_bytes
+            infill = await models.executor.run(
+                tenant, validate, OllamaInfillRequest, body.given, size=size
+            )
+            infill.num_bytes = size
+            return await _reply(models, request, infill, "lines")
         if body.prompt:
             return await _reply(models, request, body, "lines")
         return await _load(models, request, body, {"response": ""})

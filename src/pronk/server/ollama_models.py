@@ -7,10 +7,10 @@ of a manifest, which models of pronk do not have.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from pronk.checkpoint import weight_files
 from pronk.server.model_pool import ModelPool, PooledModel
 from pronk.server.protocol.ollama import to_time
 
@@ -73,9 +73,10 @@ def describe(model: PooledModel) -> dict[str, Any]:
         f"{family}.attention.head_count_kv": config.num_kv_heads,
     }
     answers = llm.request_factory.answer_format
+    allow_generic = model.service.settings.generic_tools
     abilities = {
         "embedding": True,
-        "tools": not isinstance(answers.dialect, str),
+        "tools": answers.problem_with_tools(allow_generic=allow_generic) is None,
         "thinking": answers.reasoning is not None,
     }
     reply["capabilities"] += [name for name, has in abilities.items() if has]
@@ -103,8 +104,7 @@ def _entry(model: PooledModel, name: str) -> dict[str, Any]:
     if model.service is not None:
         llm = model.service.engine.llm
         path = llm.path
-        files = _weight_files(path)
-        size = sum(file.stat().st_size for file in files)
+        size = sum(file.stat().st_size for file in weight_files(path))
         modified = to_time(path.stat().st_mtime)
         family = llm.config.family
         details["format"] = "safetensors" if path.is_dir() else "gguf"
@@ -118,8 +118,3 @@ def _entry(model: PooledModel, name: str) -> dict[str, Any]:
         "digest": "",
         "details": details,
     }
-
-
-def _weight_files(path: Path) -> list[Path]:
-    """Return the files with the weights of a model, in a folder or in GGUF files."""
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]

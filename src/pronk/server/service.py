@@ -477,7 +477,10 @@ class Service:
         """
         # Check the tools before the template is rendered, so that an unsupported format raises its
         # own error.
-        request.check_tools(self.engine.llm.request_factory.answer_format)
+        request.check_tools(
+            self.engine.llm.request_factory.answer_format,
+            allow_generic=self.settings.generic_tools,
+        )
         tools = request.tool_use.template_tools()
         conversation = request.checked_conversation()
         if not self.settings.keep_volatile:
@@ -594,11 +597,11 @@ class Service:
 
     @cached_property
     def _has_system_role(self) -> bool:
-        return has_system_role(self.engine.llm.tokenizer)
+        return has_system_role(self.engine.llm.tokenizer.chat)
 
     @cached_property
     def _has_system_role_anywhere(self) -> bool:
-        return has_system_role_anywhere(self.engine.llm.tokenizer)
+        return has_system_role_anywhere(self.engine.llm.tokenizer.chat)
 
     @cached_property
     def _longest_token_length(self) -> int:

@@ -76,6 +76,8 @@ class ServerSettings:
     serve_chat_page: bool = True  # whether to serve the chat page at /
     # Whether prompts keep the lines that pronk.server.volatile lists.
     keep_volatile: bool = False
+    # Whether tools are described in the system message for models whose template has no tools.
+    generic_tools: bool = True
 
     @property
     def is_shared(self) -> bool:

@@ -2,7 +2,7 @@
 
 Three values of ``tokenizer.ggml.model`` are supported. ``gpt2`` is a byte-level BPE, of whose
 pre-tokenizer the file gives only the name (``tokenizer.ggml.pre``). ``llama`` is a SentencePiece
-BPE, whose merges are computed from the scores of the tokens. ``gemma4`` is such a BPE with merges
+BPE, whose merges follow from the scores of the tokens. ``gemma4`` is such a BPE with merges
 in the file, which does not join tokens across line ends. An unknown pre-tokenizer raises an error,
 since a wrong one would change token ids and degrade the output.
 
@@ -13,14 +13,15 @@ the models for steps that llama.cpp omits (Unicode normalization NFC for Qwen).
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from pronk.base.arrays import Array, trim_heap
 from pronk.base.errors import TokenizerError, describe_error
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.gguf.reader import GgufFile
@@ -29,12 +30,16 @@ from pronk.checkpoint.gguf.vocabulary import (
     VISIBLE_SPACE,
     TokenKind,
     Vocabulary,
-    read_array,
     read_flag,
+    read_numbers,
+    read_texts,
     refuse_tokens,
 )
+from pronk.kernels.library import KernelsError
+from pronk.kernels.merges import RepeatedTokenError, ScoreMerges
 from pronk.text.patterns import LINE_ENDS_PATTERN, PRE_TOKENIZERS
 from pronk.text.score_merges import TooManyPairsError, merges_from_scores
+from pronk.text.score_tokenizer import ScoreTokenizer
 
 # Special tokens of Phi-3 after which white space is kept.
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
@@ -71,11 +76,13 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_no_garbage_collection()
 def read_tokenizer(
     checkpoint: GgufCheckpoint,
-) -> tuple[tokenizers.Tokenizer, int]:
+) -> tuple[tokenizers.Tokenizer | ScoreTokenizer, int]:
     """Convert the tokenizer of a GGUF file.
+
+    A tokenizer of the model ``llama`` is a :class:`ScoreTokenizer`, which needs a tenth of the
+    memory. Without compiled kernels, it is one of the package ``tokenizers``, like all others.
 
     Returns:
         The tokenizer, and its largest token id, or -1 without tokens.
@@ -92,20 +99,68 @@ def read_tokenizer(
         refuse_tokens(
             file, f"expected tokenizer.ggml.model to be one of {allowed}, found {found}; {remedy}"
         )
+    added = _added_tokens(file, checkpoint.vocabulary)
+    if sum(len(token.content) for token in added.values()) > _MAX_ADDED_CHARACTERS:
+        expected = (
+            f"expected at most {_MAX_ADDED_CHARACTERS} characters of special and user-defined "
+            "tokens"
+        )
+        refuse_tokens(file, f"{expected}, found more")
+    convert = _score_tokenizer if model == "llama" else _build
+    return convert(checkpoint, added), checkpoint.vocabulary.largest_id
+
+
+def _score_tokenizer(
+    checkpoint: GgufCheckpoint, added: dict[int, AddedToken]
+) -> tokenizers.Tokenizer | ScoreTokenizer:
+    """Return the tokenizer of a file with the model ``llama``."""
+    file = checkpoint.header
     vocabulary = checkpoint.vocabulary
+    scores = _read_scores(file, vocabulary)
+    # Equal scores have equal ranks; the best score has rank 0.
+    _, ranks = np.unique(-scores, return_inverse=True)
+    tokens = vocabulary.tokens
+    unknown = vocabulary.special_text("unknown")
     try:
-        backend = _MODELS[model](file, vocabulary)
-        # Phi-3's SentencePiece tokenizers strip white space after special tokens. GGUF files do not
-        # say so.
-        takes_space = model == "llama" and file.get("general.architecture") == "phi3"
-        added = _special_tokens(vocabulary, takes_space=takes_space)
-        if sum(len(token.content) for token in added) > _MAX_ADDED_CHARACTERS:
-            expected = (
-                f"expected at most {_MAX_ADDED_CHARACTERS} characters of special and user-defined "
-                "tokens"
-            )
-            refuse_tokens(file, f"{expected}, found more")
-        backend.add_tokens(added)
+        merges = ScoreMerges(
+            tokens.data,
+            tokens.starts,
+            tokens.stops,
+            ranks.astype(np.int32),
+            None if unknown is None else vocabulary.special_ids["unknown"],
+        )
+    except RepeatedTokenError as error:
+        _refuse_repeated(file, tokens[error.token])
+    except KernelsError:
+        return _build(checkpoint, added)
+
+    def build() -> tokenizers.Tokenizer:
+        backend = _build(checkpoint, added)
+        # A vocabulary of 262,144 tokens takes 40 MB as Python's objects.
+        checkpoint.drop_vocabulary()
+        trim_heap()
+        return backend
+
+    around = _around_texts(file, vocabulary, add_bos=True)
+    return ScoreTokenizer(
+        merges,
+        tokens,
+        added,
+        prefix=VISIBLE_SPACE if _has_space_prefix(file, default=True) else "",
+        before=[token_id for _, token_id in around.before],
+        after=[token_id for _, token_id in around.after],
+        decoder=_decoder(file, space_prefix=True),
+        build=build,
+    )
+
+
+@_no_garbage_collection()
+def _build(checkpoint: GgufCheckpoint, added: dict[int, AddedToken]) -> tokenizers.Tokenizer:
+    """Build a file's tokenizer with the package ``tokenizers``."""
+    file = checkpoint.header
+    try:
+        backend = _MODELS[file.get("tokenizer.ggml.model")](file, checkpoint.vocabulary)
+        backend.add_tokens(list(added.values()))
     except TokenizerError:
         raise
     except Exception as error:  # the package tokenizers raises plain Exceptions
@@ -115,8 +170,7 @@ def read_tokenizer(
             "download it again"
         )
         raise TokenizerError(msg) from error
-    ids = [token_id for token_id, text in enumerate(vocabulary.tokens) if text is not None]
-    return backend, ids[-1] if ids else -1
+    return backend
 
 
 def read_templates(checkpoint: GgufCheckpoint) -> tuple[dict[str, str], dict[str, str]]:
@@ -173,9 +227,8 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
             file, f"expected tokenizer.ggml.pre to be one of {known}, found {name!r:.40}; {remedy}"
         )
     merges = _read_merges(file, vocabulary)
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocabulary.ids_by_text, merges, ignore_merges=settings.ignore_merges)
-    )
+    vocab = _ids_by_text(file, vocabulary)
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=settings.ignore_merges))
     if settings.nfc:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in settings.patterns]
@@ -188,33 +241,36 @@ def _byte_level_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeni
 
 def _sentencepiece_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """Return a SentencePiece BPE tokenizer; its merges are computed from the tokens' scores."""
-    count = len(vocabulary.tokens)
-    scores = read_array(file, "scores", float, count)
-    if len(scores) != count or not all(map(math.isfinite, scores)):
-        refuse_tokens(
-            file,
-            f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, "
-            "found others",
-        )
-    # Merges of user-defined tokens come first; converters write scores of -1000 for these tokens.
-    ranks = [
-        math.inf if kind == TokenKind.USER_DEFINED else score
-        for score, kind in zip(scores, vocabulary.kinds, strict=True)
-    ]
-    tokens = [token or "" for token in vocabulary.tokens]
+    scores = _read_scores(file, vocabulary)
+    tokens = list(vocabulary.tokens)
     num_characters = sum(len(token) ** 2 for token in tokens)
     if num_characters > _MAX_SPLIT_CHARACTERS:
         refuse_tokens(
             file, "expected tokens that a second suffices to split, found too many long ones"
         )
     try:
-        merges = merges_from_scores(tokens, ranks, _MAX_PAIRS)
+        merges = merges_from_scores(tokens, scores.tolist(), _MAX_PAIRS)
     except TooManyPairsError:
         refuse_tokens(
             file,
             f"expected at most {_MAX_PAIRS} pairs of tokens that are a token together, found more",
         )
     return _with_visible_spaces(file, vocabulary, merges, prefix_space=True)
+
+
+def _read_scores(file: GgufFile, vocabulary: Vocabulary) -> Array:
+    """Return the score of each token, float64 ``[tokens]``: the best is merged first."""
+    count = len(vocabulary.tokens)
+    scores = read_numbers(file, "scores", float, count).astype(np.float64)
+    if len(scores) != count or not np.isfinite(scores).all():
+        refuse_tokens(
+            file,
+            f"tokenizer.ggml.scores: expected a finite number for each of {count} tokens, "
+            "found others",
+        )
+    # Merges of user-defined tokens come first; converters write scores of -1000 for these tokens.
+    scores[vocabulary.kinds == TokenKind.USER_DEFINED] = np.inf
+    return scores
 
 
 def _gemma4_bpe(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -242,27 +298,57 @@ def _with_visible_spaces(
     A character without a token becomes tokens of its bytes. ``prefix_space``: whether a space is
     prepended to a text if the file does not say.
     """
-    vocab = vocabulary.ids_by_text
+    vocab = _ids_by_text(file, vocabulary)
     unknown = vocabulary.special_text("unknown")
     model = models.BPE(
         vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab
     )
     backend = tokenizers.Tokenizer(model)
     normalizing: list[Any] = [normalizers.Replace(" ", VISIBLE_SPACE)]
-    decoding: list[Any] = [
+    # As in llama.cpp, the space is prepended to the text, and to each part of the text that follows
+    # a special token.
+    if _has_space_prefix(file, default=prefix_space):
+        normalizing.insert(0, normalizers.Prepend(VISIBLE_SPACE))
+    backend.normalizer = normalizers.Sequence(normalizing)
+    backend.decoder = _decoder(file, space_prefix=prefix_space)
+    _add_bos_eos(backend, file, vocabulary, add_bos=True)
+    return backend
+
+
+def _has_space_prefix(file: GgufFile, *, default: bool) -> bool:
+    """Return whether a space is prepended to a text; ``default`` if the file does not say."""
+    return read_flag(file, "add_space_prefix", default=default)
+
+
+def _decoder(file: GgufFile, *, space_prefix: bool) -> decoders.Decoder:
+    """Return the decoder of tokens that have a visible character for a space.
+
+    ``space_prefix``: whether a space is prepended to a text if the file does not say.
+    """
+    steps: list[Any] = [
         decoders.Replace(VISIBLE_SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
-    # As in llama.cpp, the space is prepended to the text, and to each part of the text that follows
-    # a special token.
-    if read_flag(file, "add_space_prefix", default=prefix_space):
-        normalizing.insert(0, normalizers.Prepend(VISIBLE_SPACE))
-        decoding.append(decoders.Strip(" ", left=1, right=0))
-    backend.normalizer = normalizers.Sequence(normalizing)
-    backend.decoder = decoders.Sequence(decoding)
-    _add_bos_eos(backend, file, vocabulary, add_bos=True)
-    return backend
+    if _has_space_prefix(file, default=space_prefix):
+        steps.append(decoders.Strip(" ", left=1, right=0))
+    return decoders.Sequence(steps)
+
+
+def _ids_by_text(file: GgufFile, vocabulary: Vocabulary) -> dict[str, int]:
+    """Return the id of each token, by its text; refuse a text that two tokens have."""
+    ids = vocabulary.ids_by_text
+    if len(ids) < np.count_nonzero(vocabulary.tokens.sizes):
+        repeated = next(
+            token for i, token in enumerate(vocabulary.tokens) if token and ids[token] != i
+        )
+        _refuse_repeated(file, repeated)
+    return ids
+
+
+def _refuse_repeated(file: GgufFile, token: str) -> NoReturn:
+    found = f"{token[:40]!r} twice"
+    refuse_tokens(file, f"expected every token once, found {found}; convert the model again")
 
 
 _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
@@ -292,10 +378,10 @@ def _read_merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]
     Raises:
         TokenizerError: the file has none, and too many tokens that need them.
     """
-    merges = read_array(file, "merges", str)
+    merges = list(read_texts(file, "merges"))
     if not merges:
-        kinds = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        normal = [token for token, kind in kinds if token and kind == TokenKind.NORMAL]
+        is_normal = (vocabulary.kinds == TokenKind.NORMAL).tolist()
+        normal = [token for token, known in zip(vocabulary.tokens, is_normal, strict=True) if known]
         merged = sum(len(token) > 1 for token in normal)
         if merged > _MAX_UNMERGED:
             expected = f"merges, of which {merged} tokens are made"
@@ -313,48 +399,58 @@ def _parse_merge(merge: str) -> tuple[str, str]:
     return merge[:1] + first, second
 
 
-def _add_bos_eos(
-    backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool
-) -> None:
-    """Make ``backend`` add BOS and EOS tokens around each text, as the file says.
+class _AroundTexts(NamedTuple):
+    """Tokens that are added before and after each text, with their ids."""
+
+    before: list[tuple[str, int]]
+    after: list[tuple[str, int]]
+
+
+def _around_texts(file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool) -> _AroundTexts:
+    """Return the BOS and EOS tokens that the file wants around each text.
 
     If the file does not say, BOS is added if ``add_bos``, and EOS is not.
     """
-    template = ["$A"]
-    special_tokens = list[tuple[str, int]]()
-    for name, default in (("bos", add_bos), ("eos", False)):
+    around = _AroundTexts([], [])
+    for name, default, tokens in (("bos", add_bos, around.before), ("eos", False, around.after)):
         if not read_flag(file, f"add_{name}_token", default=default):
             continue
         token = vocabulary.special_text(name)
         if token is None:
             key = f"tokenizer.ggml.add_{name}_token"
             refuse_tokens(file, f"{key}: expected {name}_token_id as well, found none")
-        template.insert(0 if name == "bos" else len(template), token)
-        special_tokens.append((token, vocabulary.special_ids[name]))
-    if special_tokens:
+        tokens.append((token, vocabulary.special_ids[name]))
+    return around
+
+
+def _add_bos_eos(
+    backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, add_bos: bool
+) -> None:
+    """Make ``backend`` add BOS and EOS tokens around each text, as :func:`_around_texts` says."""
+    before, after = _around_texts(file, vocabulary, add_bos=add_bos)
+    if before or after:
         backend.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=special_tokens
+            single=[*[token for token, _ in before], "$A", *[token for token, _ in after]],
+            special_tokens=[*before, *after],
         )
 
 
-def _special_tokens(vocabulary: Vocabulary, *, takes_space: bool) -> list[AddedToken]:
-    """Return the tokens that are found in a text before the pre-tokenizer splits it.
+def _added_tokens(file: GgufFile, vocabulary: Vocabulary) -> dict[int, AddedToken]:
+    """Return the tokens that are found in a text before the pre-tokenizer splits it, by id.
 
     These are the CONTROL, UNKNOWN and USER_DEFINED tokens; decoding skips the CONTROL and UNKNOWN
     ones.
-
-    Args:
-        vocabulary: tokens of the file.
-        takes_space: whether a token includes the white space after it, unless the token is one of
-            :data:`_KEEP_SPACE`.
     """
-    return [
-        AddedToken(
+    # Phi-3's SentencePiece tokenizers strip white space after special tokens. GGUF files do not
+    # say so.
+    is_llama = file.get("tokenizer.ggml.model") == "llama"
+    takes_space = is_llama and file.get("general.architecture") == "phi3"
+    return {
+        number: AddedToken(
             token,
-            special=ADDED_KINDS[TokenKind(kind)],
+            special=ADDED_KINDS[TokenKind(vocabulary.kinds[number])],
             normalized=False,
             rstrip=takes_space and token not in _KEEP_SPACE,
         )
-        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if token is not None and kind in ADDED_KINDS
-    ]
+        for number, token in vocabulary.added.items()
+    }

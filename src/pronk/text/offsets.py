@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import tokenizers
 
 from pronk.text.guarded import GuardedEncoding
+from pronk.text.score_tokenizer import ScoreEncoding
 from pronk.text.stream import IncrementalDecoder
 from pronk.text.tokenizer import Tokenizer
 
@@ -86,7 +87,7 @@ def prompt_offsets(tokenizer: Tokenizer, name: Name, prompt: str | Sequence[int]
 
 
 def _stated_offsets(
-    prompt: str, encoding: tokenizers.Encoding | GuardedEncoding, name: Name
+    prompt: str, encoding: tokenizers.Encoding | GuardedEncoding | ScoreEncoding, name: Name
 ) -> list[int]:
     """Return the position of each token of a prompt, from the offsets that the tokenizer states.
 

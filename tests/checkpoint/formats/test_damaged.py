@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn
 
 from pronk.base.errors import CheckpointError
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
@@ -54,6 +55,33 @@ def test_weights_of_nan() -> None:
         spoil,
         "expected finite numbers in weight and weight_scale_inv, found NaN or infinity",
     )
+
+
+def test_scales_of_nvfp4() -> None:
+    nan = np.full((32, 4), 0x7F, np.uint8).view(float8_e4m3fn)
+    for name in ("nvfp4-packed", "nvfp4-modelopt"):
+        message = "expected finite numbers in scale, found NaN or infinity"
+        damaged(FORMATS[name], lambda tensors: tensors.update(weight_scale=nan), message)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("nvfp4-packed", "weight_global_scale"), ("nvfp4-modelopt", "weight_scale_2")],
+)
+def test_global_scales_of_nvfp4(name: str, scale: str, value: float) -> None:
+    message = rf"^{scale}: expected a finite number above 0, found {value:g}; download"
+    damaged(FORMATS[name], lambda tensors: tensors[scale].fill(value), message)
+
+
+def test_nvfp4_needs_whole_groups() -> None:
+    module = LinearModule("model.layers.0.mlp.up_proj", 32, 40)
+    weight = parse_scheme(FORMATS["nvfp4-packed"].config).weight(module)
+    assert weight is not None
+    with pytest.raises(
+        CheckpointError, match=r"up_proj: expected a multiple of 16 inputs, found 40; use the"
+    ):
+        _ = weight.tensors
 
 
 def test_zero_points_out_of_range_for_gptq_v1() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8
+from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8
 from pronk.base.errors import ConfigError
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.formats.scheme import LinearModule, StoredWeight, parse_scheme
@@ -13,7 +13,7 @@ from quantized_formats import FORMATS, Array, Tensors, awq, gptq, ints, pack
 
 NAME = "model.layers.0.self_attn.k_proj"
 _DTYPES = {
-    FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", FLOAT8: "F8_E4M3",
+    UINT8: "U8", FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", FLOAT8: "F8_E4M3",
     INT8: "I8", np.dtype(np.int32): "I32", np.dtype(np.int64): "I64",
 }  # fmt: skip
 
@@ -60,6 +60,25 @@ def test_groups_need_not_divide_the_inputs() -> None:
     assert np.array_equal(
         numbers(weight_of(kind.config, 32, 96), tensors, 32, 96), kind.rule(tensors)
     )
+
+
+def test_nvfp4_equals_the_package() -> None:
+    """compressed-tensors dequantizes to bfloat16 at the end."""
+    torch = pytest.importorskip("torch")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    kind = FORMATS["nvfp4-packed"]
+    tensors = kind.make(np.random.default_rng(0), 48, 96)
+    group = kind.config["config_groups"]["group_0"]
+    state = {
+        name: torch.from_numpy(tensors[name]) for name in ("weight_packed", "weight_global_scale")
+    }
+    scale = torch.from_numpy(tensors["weight_scale"].view(np.uint8))
+    state["weight_scale"] = scale.view(torch.float8_e4m3fn)
+    compressor = compressors.BaseCompressor.get_value_from_registry(kind.config["format"])
+    expected = compressor.decompress(state, quantization.QuantizationScheme(**group))["weight"]
+    found = numbers(weight_of(kind.config, 48, 96), tensors, 48, 96).astype(BFLOAT16)
+    assert np.array_equal(found.astype(np.float32), expected.to(torch.float32).numpy())
 
 
 def test_huge_group_sizes_allocate_no_memory() -> None:
@@ -121,6 +140,7 @@ GPTQ = gptq(4).config
 AWQ = awq().config
 INTS = ints(4, "group").config
 FP8 = FORMATS["fp8-block"].config
+MODELOPT = FORMATS["nvfp4-modelopt"].config
 
 
 def packed(**weights: Any) -> dict[str, Any]:
@@ -135,6 +155,13 @@ def blocks(structure: object, **weights: Any) -> dict[str, Any]:
     group = config["config_groups"]["group_0"]
     changed = group["weights"] | {"block_structure": structure} | weights
     return config | {"config_groups": {"group_0": group | {"weights": changed}}}
+
+
+def nvfp4(**weights: Any) -> dict[str, Any]:
+    """Return the compressed-tensors config of NVFP4 with other values for its weights."""
+    config = FORMATS["nvfp4-packed"].config
+    group = config["config_groups"]["group_0"]
+    return config | {"config_groups": {"group_0": group | {"weights": group["weights"] | weights}}}
 
 
 def grouped(**values: Any) -> dict[str, Any]:
@@ -200,7 +227,17 @@ def grouped(**values: Any) -> dict[str, Any]:
         (FP8 | {"modules_to_convert": ["embed_tokens"]}, r"expected no modules_to_convert"),
         (INTS | {"format": "marlin-24"}, (r"the format pack-quantized or .* found 'marlin-24'; "
             r"use a checkpoint")),
-        (INTS | {"format": "nvfp4-pack-quantized"}, r"found 'nvfp4-pack-quantized'"),
+        (INTS | {"format": "nvfp4-pack-quantized"}, (r"weights of the type float for nvfp4-pack-quantized, "
+            r"found 'int'")),
+        (nvfp4(num_bits=8), r"num_bits 4 for nvfp4-pack-quantized, found 8; use a checkpoint"),
+        (nvfp4(group_size=32), r"group_size 16 for nvfp4-pack-quantized, found 32"),
+        (nvfp4(strategy="group"), r"strategy tensor_group for nvfp4-pack-quantized, found 'group'"),
+        (nvfp4(symmetric=False), r"expected symmetric floats"),
+        (MODELOPT | {"quant_algo": "FP8"}, r"the quant_algo NVFP4 or W4A16_NVFP4, found 'FP8'; use a ModelOpt"),
+        (MODELOPT | {"quant_algo": ["NVFP4"]}, r"the quant_algo .* found \['NVFP4'\]"),
+        (MODELOPT | {"group_size": 32}, r"a group_size of 16, found 32"),
+        (MODELOPT | {"ignore": "lm_head"}, r"a list of names as ignore, found 'lm_head'"),
+        ({"quant_method": "modelopt", "quantization": []}, r"an object as quantization, found \[\]"),
         (INTS | {"format": "dense"}, r"found 'dense'"),
         (INTS | {"format": None}, r"found None"),
         (INTS | {"format": "mixed-precision"}, r"found 'mixed-precision'"),

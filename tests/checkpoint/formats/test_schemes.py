@@ -24,6 +24,7 @@ def quantized(config: dict[str, Any]) -> list[LinearModule]:
 
 INTS = ints(4, "group").config
 FP8 = FORMATS["fp8-block"].config
+MODELOPT = FORMATS["nvfp4-modelopt"].config
 
 
 def targets(*targets: str, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -58,6 +59,12 @@ def targets(*targets: str, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
         (targets(r"re:.*(up|gate)_proj$"), [UP, GATE, TENTH]),
         (targets("model.layers.1.mlp.up_proj", "LlamaAttention"), [UP]),
         (targets("Embedding"), []),
+        (MODELOPT, [UP, GATE, DOWN, TENTH]),
+        (MODELOPT | {"ignore": []}, [UP, GATE, DOWN, TENTH, HEAD]),
+        (MODELOPT | {"ignore": ["lm_head", "model.layers.1.*", "up_proj"]}, [TENTH]),
+        (MODELOPT | {"ignore": ["*.up_proj", "model.layers.1"]}, [GATE, DOWN, HEAD]),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*gate*"]}},
+         [UP, DOWN, TENTH]),
     ],
 )  # fmt: skip
 def test_modules(config: dict[str, Any], expected: list[LinearModule]) -> None:
@@ -114,7 +121,7 @@ def test_older_configs() -> None:
 def test_notes_about_ignored_values() -> None:
     assert not parse_scheme(INTS).notes
     cache = parse_scheme(INTS | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
-    assert cache.notes == ("kv_cache_scheme is ignored: its scales are not used",)
+    assert cache.notes == ("scales of a quantized KV cache are not used",)
     assert cache.ignored.fullmatch("layers.3.self_attn.k_scale")
     assert cache.ignored.fullmatch("layers.3.self_attn.v_proj.output_scale")
     assert not cache.ignored.fullmatch("layers.3.self_attn.k_proj.weight_scale")

@@ -9,6 +9,7 @@ import pytest
 
 from pronk.checkpoint.hub import digests
 from pronk.checkpoint.hub.digests import digests_line, model_hash, published_digests
+from pronk.checkpoint.hub.names import weight_files
 from pronk.reproducibility import PARAMS
 
 TABLE = Path(digests.__file__).parent / "digests.json"
@@ -40,6 +41,9 @@ def test_hashes_are_those_of_sha256sum(name: str, hashed: list[str], tmp_path: P
     ]
     for file in files:
         (tmp_path / file).write_text(file)
+    assert [file.name for file in weight_files(tmp_path / name)] == [
+        file for file in hashed if file != "config.json"
+    ]
     printed = sha256sum(tmp_path, *hashed)
     (tmp_path / "lines.txt").write_text(printed)
     last = printed if len(hashed) == 1 else sha256sum(tmp_path, "lines.txt")

@@ -300,6 +300,27 @@ def test_removal(hub: FakeHub, cache: Path) -> None:
         remove_cached(folder)
 
 
+def test_mtp_heads(hub: FakeHub) -> None:
+    """A head is downloaded with each model beside it, and removed with the last one."""
+    hub.repos["o/m"] = {**GGUF, "mtp-m.gguf": b"head"}
+    four = resolve_model("o/m:Q4_0")
+    eight = resolve_model("o/m:Q8_0")
+    head = four.with_name("mtp-m.gguf")
+    assert head.read_bytes() == b"head"
+    assert [cached.path for cached in cached_models()] == [four, eight]
+    assert {file.name for file in cached_models()[0].files} == {four.name, head.name}
+    remove_cached(HubModel("o/m", quantization="Q4_0"))
+    assert head.exists()
+    assert not four.exists()
+    remove_cached(HubModel("o/m", quantization="Q8_0"))
+    assert not head.exists()
+    head = resolve_model("o/m/mtp-m.gguf")
+    eight = resolve_model("o/m:Q8_0")
+    remove_cached(HubModel("o/m", "mtp-m.gguf"))
+    assert eight.exists()
+    assert not head.exists()
+
+
 def test_commands(hub: FakeHub, cache: Path) -> None:
     """``HF_ENDPOINT`` and ``HF_HUB_CACHE`` hold for a process of the command line."""
     hub.repos["o/m"] = GGUF

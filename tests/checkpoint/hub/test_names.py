@@ -80,6 +80,40 @@ def test_choice_of_files(name: str, expected: list[str]) -> None:
     assert model.choose_files(reversed(FILES)) == expected
 
 
+HEADS = [
+    "a-Q4_K_M.gguf",
+    "a-Q8_0-00001-of-00002.gguf",
+    "a-Q8_0-00002-of-00002.gguf",
+    "mtp-a-F16.gguf",
+    "mtp-a-Q8_0.gguf",
+    "other/b-Q6_K.gguf",
+    "other/mtp-b.gguf",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("o/m:Q4_K_M", [HEADS[0], *HEADS[3:5]]),
+        ("o/m/a-Q4_K_M.gguf", [HEADS[0], *HEADS[3:5]]),
+        ("o/m:Q8_0", [*HEADS[1:3], HEADS[4]]),
+        ("o/m:Q6_K", HEADS[5:]),
+        ("o/m/mtp-a-F16.gguf", [HEADS[3]]),
+    ],
+)
+def test_mtp_heads_come_with_a_model(name: str, expected: list[str]) -> None:
+    model = parse_name(name)
+    assert model is not None
+    assert model.choose_files(HEADS) == expected
+
+
+def test_repositories_of_heads() -> None:
+    """The only model of a repository is its only one besides heads; a head alone is a model."""
+    model = HubModel("o/m")
+    assert model.choose_files(["a.gguf", "mtp-a.gguf"]) == ["a.gguf", "mtp-a.gguf"]
+    assert model.choose_files(["README.md", "mtp-a.gguf"]) == ["mtp-a.gguf"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -29,7 +29,18 @@ SPECS = {
     "unsure": model(FAIR, num_tokens=12, min_confidence=0.4),
     "threshold": f"threshold({model(FAIR)})",
 }
-OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    "recommended": {
+        "temperature": 0.8,
+        "top_k": 12,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    },
+}
 
 
 @pytest.fixture
@@ -93,12 +104,12 @@ def test_the_rope_table_covers_the_whole_chain(
     [
         ({}, True),
         ({"temperature": 0.8}, True),
-        ({"temperature": 0.8, "top_p": 0.9}, False),
-        ({"temperature": 0.8, "top_k": 9}, False),
-        ({"temperature": 0.8, "min_p": 0.1}, False),
+        ({"temperature": 0.8, "top_p": 0.9}, True),
+        ({"temperature": 0.8, "top_k": 9}, True),
+        ({"temperature": 0.8, "min_p": 0.1}, True),
         ({"temperature": 0.8, "rule": "rejection"}, False),
         ({"rule": "block"}, True),
-        ({"repetition_penalty": 1.2}, False),
+        ({"repetition_penalty": 1.2}, True),
         ({"logit_bias": {3: 1.0}}, False),
     ],
     ids=str,

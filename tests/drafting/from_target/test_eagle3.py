@@ -101,11 +101,18 @@ def check_chain(kind: str, request: Request, asked: Asked, most: int) -> None:
     assert len(drafted) == min(most, asked.depth, asked.nodes)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 6, "repetition_penalty": 1.2}],
+    ids=["greedy", "seeded", "recommended"],
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompts", [PROMPTS[:3], PROMPTS[2:3]], ids=["batch", "alone"])
 def test_chains_equal_the_formulas(
-    kind: str, temperature: float, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    options: dict[str, Any],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A request alone is drafted in one call of the kernels; requests together, a pass for each
     token of all.
@@ -120,7 +127,7 @@ def test_chains_equal_the_formulas(
     monkeypatch.setattr(EagleRunner, "draft_chain", counted)
     engine = make_engine(bigram_decoder())
     drafter = Watched(make_drafter(copying(kind)).bind(engine.target))
-    requests = decode(engine, drafter, prompts, max_tokens=12, temperature=temperature)
+    requests = decode(engine, drafter, prompts, max_tokens=12, **options)
     assert calls or len(prompts) > 1
     for request in requests:
         for asked in drafter.of(request):

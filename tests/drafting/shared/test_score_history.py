@@ -23,6 +23,7 @@ NOISE = 0.1
 SPEC = f"draft_model(model={draft_folder(NOISE)!r}, num_tokens=3)"
 GREEDY = {}
 HOT = {"temperature": 0.9, "seed": 3}
+RECOMMENDED = {"temperature": 0.9, "seed": 3, "top_k": 20, "repetition_penalty": 1.3}
 
 
 def answer(length: int, **options: Any) -> list[int]:
@@ -46,7 +47,7 @@ def stateless(
     made.sampler = Sampler(  # type: ignore[arg-type]
         params, params.seed or 0, TokenContext(made.tokens, num_prompt), VOCAB, kernels=kernels()
     )
-    assert made.sampler.stateless_sampler is not None
+    assert made.sampler.library_sampler is not None
     return made
 
 
@@ -66,7 +67,9 @@ def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[t
     return found
 
 
-@pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "T = 0.9"])
+@pytest.mark.parametrize(
+    "options", [GREEDY, HOT, RECOMMENDED], ids=["greedy", "T = 0.9", "recommended"]
+)
 @pytest.mark.parametrize(
     ("length", "num_prompt"),
     [(40, 0), (120, 0), (120, 110)],
@@ -79,7 +82,10 @@ def test_counts_equal_those_of_a_slow_loop(
     first = max(1, len(tokens) - 64, num_prompt)
     proposer = bound(SPEC, make_engine(tiny_decoder()))
     asked = stateless(proposer.start(tokens), tokens, options, num_prompt=num_prompt)
+    counts = [processor.counts.copy() for processor in asked.sampler.processors]  # type: ignore[attr-defined]
     assert proposer.score_history(asked)
+    for before, processor in zip(counts, asked.sampler.processors, strict=True):
+        assert (before == processor.counts).all()  # type: ignore[attr-defined]
     rates = asked.ledger.acceptance.rates(proposer.label)
     want = choices(tokens, first, options)
     assert {kind: count for kind, count in rates.reached.items() if kind >= 0} == {

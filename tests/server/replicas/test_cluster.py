@@ -1,4 +1,7 @@
-"""Replicas on a Ray test cluster of two nodes: routing, deaths, scaling and errors."""
+"""Replicas on a Ray test cluster of two nodes: routing, deaths, scaling and errors.
+
+The nodes have different instruction sets, like machines of two ages.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -25,6 +28,7 @@ import pytest
 from pronk import LLM, SamplingParams
 from pronk.base.errors import OptionError, PronkError
 from pronk.engine.outputs import Piece
+from pronk.kernels.library import candidates
 from pronk.server.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.server.replicas.messages import GenerateRequest, ReplicaMessage, RequestAccepted
 from waiting import HUNG, eventually
@@ -34,12 +38,16 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),
 ]
 
+# Instruction sets of the nodes: the widest, and AVX2 or the narrowest.
+PORTABLE = [each.name for each in candidates(bits="portable")]
+KERNELS = (PORTABLE[0], "avx2" if "avx2" in PORTABLE else PORTABLE[-1])
 BEGINNINGS = [
     "def add(a, b):\n    return a + b\n\n\n" * 8,
     "class Stack:\n    def push(self, item):\n" * 8,
 ]
 OPTIONS = {
     "model": "pronk-tiny",
+    "bits": "portable",
     "threads": 1,
     "prefix_cache": True,
     "max_batch": 32,
@@ -69,18 +77,39 @@ def cluster() -> Iterator[Any]:
     gc.collect()
 
 
+def replica_of_its_node(kernels: Sequence[str]) -> type:
+    """Return a class of replicas whose instruction set belongs to their node.
+
+    Ray sends a class by value only if no module has it. Replicas cannot import this module.
+    """
+    from pronk.server.replicas.replica import Replica
+
+    class ReplicaOfItsNode(Replica):
+        def __init__(self, options: Mapping[str, Any], *others: Any) -> None:
+            import ray
+
+            nodes = sorted(node["NodeID"] for node in ray.nodes())
+            number = nodes.index(ray.get_runtime_context().get_node_id())
+            super().__init__({**options, "kernels": kernels[number % len(kernels)]}, *others)
+
+    return ReplicaOfItsNode
+
+
 @pytest.fixture(scope="module")
 def dispatcher(cluster: Any) -> Iterator[Dispatcher]:
-    from pronk.server.replicas.cluster import ReplicaPlan, deploy
+    from pronk.server.replicas import cluster as replicas
 
     del cluster
-    with deploy(ReplicaPlan(OPTIONS, 2, drain=5.0)) as deployed:
-        made = Dispatcher(
-            ModelReader(LLM(threads=1).path, "recycling", deployed.about()),
-            ObservedReplicas(deployed),
-        )
-        use_all_replicas(made, 2)
-        yield made
+    plan = replicas.ReplicaPlan(OPTIONS, 2, drain=5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "Replica", replica_of_its_node(KERNELS))
+        with replicas.deploy(plan) as deployed:
+            made = Dispatcher(
+                ModelReader(LLM(threads=1).path, "recycling", deployed.about()),
+                ObservedReplicas(deployed),
+            )
+            use_all_replicas(made, 2)
+            yield made
 
 
 def use_all_replicas(dispatcher: Dispatcher, count: int) -> None:
@@ -100,7 +129,7 @@ def use_all_replicas(dispatcher: Dispatcher, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(threads=1)
+    return LLM(threads=1, bits="portable")
 
 
 def replicas_of(dispatcher: Dispatcher) -> ObservedReplicas:
@@ -233,6 +262,18 @@ def test_simultaneous_requests_are_spread(dispatcher: Dispatcher, llm: LLM) -> N
     assert max(counts.values()) <= 15
 
 
+def test_replicas_have_the_instruction_sets_of_their_nodes(dispatcher: Dispatcher) -> None:
+    """Non-vacuity: the other tests hold for mixed instruction sets."""
+    deployed = replicas_of(dispatcher).deployed
+    found = set[str]()
+
+    def are_met() -> bool:
+        found.add(deployed.about().kernels)
+        return found == {*KERNELS}
+
+    assert eventually(are_met), found
+
+
 def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: LLM) -> None:
     options = [params(seed, 200) for seed in range(12)]
     prompts = [BEGINNINGS[seed % 2] for seed in range(12)]
@@ -246,6 +287,36 @@ def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: 
     check(llm, asyncio.run(main()), prompts, options)
     assert dispatcher.resumed > before
     assert dispatcher.num_requests == 0
+
+
+def test_a_stream_continues_when_its_replicas_are_killed_in_turn(
+    dispatcher: Dispatcher, llm: LLM
+) -> None:
+    """The first replica and the second have different instruction sets; a third ends the text."""
+    replicas = replicas_of(dispatcher)
+    use_all_replicas(dispatcher, 2)
+    own = params(5, 1200)
+    met = list[RequestAccepted]()
+    replicas.on_accept = lambda names: met.extend(replicas.accepted[name] for name in names)
+
+    async def main() -> list[Piece]:
+        found = list[Piece]()
+        killed = set[int]()
+        async for pieces in dispatcher.steps([BEGINNINGS[0]], own):
+            found += pieces
+            process = met[-1].process
+            if len(killed) < 2 and len(found) > 100 * (1 + len(killed)) and process not in killed:
+                os.kill(process, signal.SIGKILL)
+                killed.add(process)
+        return found
+
+    try:
+        found = asyncio.run(main())
+    finally:
+        replicas.on_accept = lambda _: None
+    check(llm, [found], BEGINNINGS[:1], [own])
+    assert len({each.process for each in met}) == 3
+    assert met[0].node != met[1].node
 
 
 def test_cancelled_requests_end_on_their_replica(dispatcher: Dispatcher) -> None:

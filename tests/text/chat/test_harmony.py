@@ -9,7 +9,9 @@ from checkpoints import byte_tokenizer
 from pronk.text.chat.answers import AnswerFormat
 from pronk.text.chat.dialects import find_tool_dialect
 from pronk.text.chat.template import ChatTemplate
+from pronk.text.guide import Guide
 from pronk.text.tokenizer import Tokenizer
+from text.chat.tool_templates import tool_tokenizer
 
 SOURCE = (Path(__file__).parent / "templates" / "gpt-oss.jinja").read_text(encoding="utf-8")
 USER = {"role": "user", "content": "Is it warm?"}
@@ -144,3 +146,36 @@ def test_a_call_without_a_result_takes_no_other_result() -> None:
     assert (
         '<|start|>functions.here to=assistant<|channel|>commentary<|message|>"Oslo"<|end|>' in text
     )
+
+
+@pytest.mark.parametrize("thoughts", ["", "Why?"])
+def test_a_begun_answer_has_the_header_of_its_channel(thoughts: str) -> None:
+    tokenizer = tool_tokenizer("channels")
+    form = AnswerFormat(tokenizer)
+    begun = form.begin_answer(tokenizer.chat_ids([USER]), "It is <|end|>", thoughts)
+    analysis = f"<|channel|>analysis<|message|>{thoughts}<|end|><|start|>assistant"
+    expected = "<|channel|>final<|message|>It is <|end|>"
+    text = tokenizer.decode(begun, skip_special_tokens=False)
+    assert text.endswith(f"<|start|>assistant{analysis if thoughts else ''}{expected}")
+    end = tokenizer.backend.token_to_id("<|end|>")
+    assert begun.count(end) == tokenizer.chat_ids([USER]).count(end) + bool(thoughts)
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_the_rest_of_a_begun_answer_is_text(size: int) -> None:
+    form = AnswerFormat(tool_tokenizer("channels"))
+    rest = " to=all of them"
+    pieces = [rest[at : at + size] for at in range(0, len(rest), size)]
+    for begun in (True, False):
+        reader = form.reader({}, opened=False, begun=begun)
+        parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
+        assert "".join(map(str, parts)) == (rest if begun else "")
+
+
+def test_the_grammar_of_a_begun_answer_has_no_header() -> None:
+    grammar = AnswerFormat(tool_tokenizer("channels")).grammar(tools=False)
+    form = Guide(json={"type": "integer"})
+    assert grammar.guide({}, form=form, begun=True) == form
+    other = grammar.guide({}, form=form)
+    assert other is not None
+    assert "final" in other.source

@@ -361,14 +361,6 @@ def test_calls_as_templates_of_servers_write_them(calls: str, name: str, begin: 
     ("template", "message"),
     [
         (
-            "{% for m in messages %}{{ m.content }}{% endfor %}",
-            "tools: expected a model whose chat template has tools",
-        ),
-        (
-            HERMES.replace("tools", "documents"),
-            "tools: expected a model whose chat template has tools",
-        ),
-        (
             HERMES.replace("arguments", "args"),
             "tools: expected a model whose chat template has tools",
         ),

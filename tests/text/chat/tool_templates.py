@@ -374,6 +374,21 @@ DEEPSEEK31 = (
     .replace("else '\\n' }}", "else '' }}")
 )
 
+# A template without tools, in which user and assistant take turns, as in that of Gemma 3.
+PLAIN = """{{- bos_token }}
+{%- if messages[0].role == 'system' %}
+    {%- set system = messages[0].content + '\n\n' %}{%- set turns = messages[1:] %}
+{%- else %}
+    {%- set system = '' %}{%- set turns = messages %}
+{%- endif %}
+{%- for message in turns %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Roles must alternate.') }}
+    {%- endif %}
+    {{- '<|turn>' + message.role + '\n' + (system if loop.first else '') + message.content + '<turn|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn>assistant\n' }}{%- endif %}"""
+
 TEMPLATES = {
     "hermes": HERMES,
     "parameters": CODER,

@@ -20,7 +20,7 @@ from pronk.base.arrays import INT8, UINT8, Array
 from pronk.base.checks import check_choice, check_flag, check_integer
 from pronk.base.errors import ConfigError, refuse
 from pronk.checkpoint.formats import matrix, scheme
-from pronk.checkpoint.formats.floats import FP8_NOTE, FP8Weight
+from pronk.checkpoint.formats.floats import FP8_NOTE, NVFP4_GROUP, FP8Weight, NVFP4Weight
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, to_quantized_matrix
 from pronk.checkpoint.formats.scheme import FLOATS, LinearModule, Scheme, StoredTensor, StoredWeight
 
@@ -129,6 +129,7 @@ class PackedIntegers(NamedTuple):
         np.add(integers.astype(INT8, copy=False).view(UINT8), middle, out=codes)
 
 
+_NVFP4 = "nvfp4-pack-quantized"
 # Supported formats, each with the type of its weights: ``int``, ``float``, or ``None`` if it may be
 # either.
 _FORMATS = {
@@ -136,8 +137,11 @@ _FORMATS = {
     "int-quantized": "int",
     "float-quantized": "float",
     "naive-quantized": None,
+    _NVFP4: "float",
 }
 _REMEDY = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
+# Values that compressed-tensors gives all weights in the format NVFP4.
+_NVFP4_VALUES = {"num_bits": 4, "strategy": "tensor_group", "group_size": NVFP4_GROUP}
 # Options that change the weights or the forward pass in ways that pronk does not implement.
 _UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 
@@ -145,7 +149,6 @@ _UNSUPPORTED_OPTIONS = ("transform_config", "moe_sparsity_config")
 _CACHE_SCALES = re.compile(
     r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)"
 )
-_CACHE_NOTE = "kv_cache_scheme is ignored: its scales are not used"
 
 
 class _Rule(NamedTuple):
@@ -155,10 +158,11 @@ class _Rule(NamedTuple):
         targets: the modules, by name, regular expression or class name.
         format: key of ``_FORMATS``.
         bits: number of bits per weight; ``None`` if the weights are not quantized.
-        floats: whether the weights are FP8 numbers instead of integer codes.
+        floats: whether the weights are floats (FP8 or NVFP4) instead of integer codes.
         symmetric: whether the zero points of the signed codes are all 0.
-        strategy: extent of a scale: ``tensor``, ``channel`` (one output), ``group`` or ``block``.
-        group: number of inputs per scale if the strategy is ``group``, else -1.
+        strategy: extent of a scale: ``tensor``, ``channel`` (one output), ``group`` or ``block``;
+            ``tensor_group``: two levels, of a group and of the tensor.
+        group: number of inputs per scale if the strategy is ``group`` or ``tensor_group``, else -1.
         block: number of outputs and of inputs per scale if the strategy is ``block``.
         has_static_scales: whether the checkpoint has fixed scales of activations; they are not
             used.
@@ -178,6 +182,9 @@ class _Rule(NamedTuple):
         """Return how the checkpoint stores the module's weight; ``None`` if it is not quantized."""
         if self.bits is None:
             return None
+        if self.format == _NVFP4:
+            names = ("weight_packed", "weight_global_scale", "input_global_scale")
+            return NVFP4Weight(module, *names, divides=True)
         if self.floats:
             block = (1, self.group) if self.strategy == "group" else self.block
             return FP8Weight(module, block, ("weight_scale",))
@@ -223,13 +230,13 @@ class CompressedTensors(Scheme):
         rules = tuple(_parse_rule(group, default_format) for group in groups.values())
         ignore = _check_targets(scheme.read_names(config, "ignore"))
         notes = []
-        if any(rule.floats for rule in rules):
+        if any(rule.floats and rule.bits == 8 for rule in rules):
             notes.append(FP8_NOTE)
         if any(rule.has_static_scales for rule in rules):
             notes.append(scheme.STATIC_NOTE)
         ignored = scheme.MATCHES_NOTHING
         if config.get("kv_cache_scheme"):
-            notes.append(_CACHE_NOTE)
+            notes.append(scheme.CACHE_NOTE)
             ignored = _CACHE_SCALES
         return cls(rules, ignore, tuple(notes), ignored)
 
@@ -302,7 +309,8 @@ def _parse_rule(group: object, default: object) -> _Rule:
     if not isinstance(weight_format, str) or weight_format not in _FORMATS:
         scheme.refuse(f"the format {' or '.join(_FORMATS)}", weight_format, _REMEDY)
     inputs = group.get("input_activations")
-    has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") is False
+    # "local": the scales of groups are dynamic, that of the tensor is static
+    has_static_scales = isinstance(inputs, dict) and inputs.get("dynamic") in (False, "local")
     fields = _parse_weights(weights, weight_format)
     return _Rule(targets, weight_format, has_static_scales=has_static_scales, **fields)
 
@@ -318,9 +326,6 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     if _FORMATS[weight_format] not in (None, kind):
         scheme.refuse(f"weights of the type {_FORMATS[weight_format]} for {weight_format}", kind)
     floats = kind == "float"
-    name = f"{kind} weights with num_bits"
-    allowed = (8,) if floats else (4, 8)
-    bits = scheme.check_bits(name, weights.get("num_bits", 8), allowed, _REMEDY)
     symmetric = check_flag(
         "quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError
     )
@@ -328,6 +333,25 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
         scheme.refuse("symmetric floats", weights, _REMEDY)
     if weights.get("dynamic"):
         scheme.refuse("weights that are not dynamic", weights["dynamic"], _REMEDY)
+    if weight_format == _NVFP4:
+        return _parse_nvfp4(weights)
+    name = f"{kind} weights with num_bits"
+    allowed = (8,) if floats else (4, 8)
+    bits = scheme.check_bits(name, weights.get("num_bits", 8), allowed, _REMEDY)
+    scales = _parse_strategy(weights, floats=floats)
+    return {"bits": bits, "floats": floats, "symmetric": symmetric, **scales}
+
+
+def _parse_nvfp4(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a :class:`_Rule` for weights in the format NVFP4."""
+    for key, value in _NVFP4_VALUES.items():
+        if weights.get(key) != value:
+            scheme.refuse(f"{key} {value} for {_NVFP4}", weights.get(key), _REMEDY)
+    return {"bits": 4, "floats": True, "strategy": "tensor_group", "group": NVFP4_GROUP}
+
+
+def _parse_strategy(weights: Mapping[str, Any], *, floats: bool) -> dict[str, Any]:
+    """Return the fields of a :class:`_Rule` that say which weights share a scale."""
     size = weights.get("group_size")
     strategy = weights.get("strategy")
     if strategy is None and size is None:
@@ -338,7 +362,7 @@ def _parse_weights(weights: Mapping[str, Any], weight_format: str) -> dict[str, 
     if floats:
         strategies.append("block")
     check_choice("quantization_config: strategy", strategy, strategies, error=ConfigError)
-    fields = {"bits": bits, "floats": floats, "symmetric": symmetric, "strategy": strategy}
+    fields: dict[str, Any] = {"strategy": strategy}
     if strategy == "group":
         fields["group"] = check_integer(
             "quantization_config: group_size", size, 8, error=ConfigError

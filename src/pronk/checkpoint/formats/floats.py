@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are short floats with scales: FP8 (e4m3) and MXFP4 (e2m1)."""
+"""Checkpoints whose weights are short floats: FP8 (e4m3), MXFP4 and NVFP4 (both e2m1)."""
 
 from __future__ import annotations
 
@@ -160,6 +160,8 @@ _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12])
 # Code of each of the 16 4-bit floats, by its bits: twice the float plus 16. The highest bit is the
 # sign.
 MXFP4_CODES = (16 + np.concatenate((_MAGNITUDES, -_MAGNITUDES))).astype(UINT8)
+# The same as codes of 8 bits: twice the float plus 128.
+_NVFP4_CODES = MXFP4_CODES + UINT8.type(128 - 16)
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,7 @@ class _Weight(NamedTuple):
             codes: uint8 ``[outputs, inputs]``, which receives the codes.
         """
         blocks, exponents = tensors.values()
-        pairs = blocks.reshape(len(codes), -1)
-        codes[:, 0::2] = MXFP4_CODES[pairs & 15]
-        codes[:, 1::2] = MXFP4_CODES[pairs >> 4]
+        _unpack_floats(blocks.reshape(len(codes), -1), MXFP4_CODES, codes)
         return QuantizedMatrix(codes, mxfp4_scale(exponents), None, 5, _GROUP)
 
 
@@ -227,3 +227,71 @@ def mxfp4_scale(exponents: Array) -> Array:
     ``2**(exponent - 127)``.
     """
     return np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127).astype(FLOAT32)
+
+
+def _unpack_floats(pairs: Array, table: Array, codes: Array) -> None:
+    """Write the codes of 4-bit floats to ``codes``, uint8 ``[outputs, inputs]``.
+
+    Args:
+        pairs: uint8 ``[outputs, inputs / 2]``; the low half of a byte is the first of two floats.
+        table: uint8 ``[16]``, the code of each float.
+        codes: receives the codes.
+    """
+    codes[:, 0::2] = table[pairs & 15]
+    codes[:, 1::2] = table[pairs >> 4]
+
+
+NVFP4_GROUP = 16  # number of weights that share a scale
+
+
+class NVFP4Weight(NamedTuple):
+    """Weight of a linear module, stored as 4-bit floats (e2m1) with scales on two levels.
+
+    A scale (e4m3) belongs to 16 inputs of an output, a global scale (float32) to the matrix.
+    Loading keeps twice a float as a code of 8 bits, and half the product of both scales as its
+    scale. The global scale of inputs is not used: GPUs round inputs to 4 bits with it, and pronk
+    rounds inputs to 8 bits by their own largest number.
+
+    Attributes:
+        module: the linear module.
+        floats: last part of the name of the tensor of floats.
+        global_scale: last part of the name of the tensor with the global scale.
+        input_scale: last part of the name of a tensor with the global scale of inputs.
+        divides: whether scales are divided by the global scale, instead of multiplied.
+    """
+
+    module: LinearModule
+    floats: str
+    global_scale: str
+    input_scale: str
+    divides: bool
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        outputs = self.module.outputs
+        inputs = self.module.inputs
+        if inputs % NVFP4_GROUP:
+            problem = f"expected a multiple of {NVFP4_GROUP} inputs, found {inputs}"
+            refuse(self.module.name, f"{problem}; use the model's 16-bit weights")
+        groups = (outputs, inputs // NVFP4_GROUP)
+        single = ((), (1,))
+        return {
+            self.floats: StoredTensor(((outputs, inputs // 2),), ("U8",)),
+            "weight_scale": StoredTensor((groups,), ("F8_E4M3",)),
+            self.global_scale: StoredTensor(single, ("F32",)),
+            self.input_scale: StoredTensor(single, FLOATS, required=False),
+        }
+
+    def read(self, tensors: Mapping[str, Array], codes: Array) -> QuantizedMatrix:
+        _unpack_floats(tensors[self.floats], _NVFP4_CODES, codes)
+        scale = tensors["weight_scale"].astype(FLOAT32)
+        global_scale = tensors[self.global_scale].reshape(())
+        if not 0 < global_scale < np.inf:
+            problem = f"expected a finite number above 0, found {global_scale:g}"
+            refuse(self.global_scale, f"{problem}; download the weights again")
+        with np.errstate(over="ignore"):  # QuantizedMatrix refuses infinities
+            scale = scale / global_scale if self.divides else scale * global_scale
+        try:
+            return QuantizedMatrix(codes, scale * FLOAT32.type(0.5), None, 8, NVFP4_GROUP)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error

@@ -29,6 +29,7 @@ STATIC_NOTE = (
     "static scales of activations are not used: activations are quantized dynamically, "
     "or not at all"
 )
+CACHE_NOTE = "scales of a quantized KV cache are not used"
 
 
 class LinearModule(NamedTuple):
@@ -188,6 +189,8 @@ _FORMATS = {
     "mxfp4": ("floats", "MXFP4"),
     "fp8": ("floats", "FP8"),
     "fbgemm_fp8": ("floats", "FP8"),
+    "modelopt": ("modelopt", "ModelOpt"),
+    "modelopt_fp4": ("modelopt", "ModelOpt"),
 }
 
 

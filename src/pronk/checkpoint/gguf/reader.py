@@ -20,13 +20,14 @@ import math
 import mmap
 import os
 import struct
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pronk.base.arrays import Array
 from pronk.base.errors import CheckpointError, refuse
 from pronk.checkpoint.gguf.blocks import (
     ARRAY,
@@ -37,6 +38,7 @@ from pronk.checkpoint.gguf.blocks import (
     TENSOR_TYPES,
     TensorType,
 )
+from pronk.checkpoint.gguf.texts import Texts
 
 # bytes of "GGUF", version, number of tensors, and number of metadata pairs
 _HEADER_BYTES = 4 + 4 + 8 + 8
@@ -50,6 +52,8 @@ _MAX_NAME_BYTES = 65_535
 # memory than the bytes of the file, so the file's size alone does not limit the memory.
 _MAX_ENTRIES = 100_000  # number of tensors, and number of metadata pairs
 _MAX_ELEMENTS = 1 << 22  # elements of a metadata array; a vocabulary has less than a million tokens
+_MAX_TEXT_BYTES = 1 << 30  # bytes of a metadata array of strings, which 32 bits can count
+_CHUNK = 1 << 14  # strings whose lengths are checked at once
 _MAX_DIMENSIONS = 4  # ggml's limit of a tensor's dimensions
 # Keys whose values select how the model is parsed. When a file is opened, the values are checked to
 # be strings, so that later code need not check it.
@@ -82,13 +86,13 @@ class _Array(NamedTuple):
         type: number of the GGUF type of the elements.
         length: number of elements.
         start: offset in the file of the first element.
-        ends: for strings, the offset in the file of the end of each element.
+        ends: for strings, the end of each element, in bytes behind ``start``.
     """
 
     type: int
     length: int
     start: int
-    ends: Sequence[int] = ()
+    ends: NDArray[np.uint32] | None = None
 
 
 class GgufFile:
@@ -265,62 +269,107 @@ class GgufFile:
             expected = f"as many strings as {self._num_left} bytes can hold"
             self.refuse(f"{key:.80}: expected {expected}, found {count} announced")
         start = self._position
-        end = start
-        # A vocabulary has hundreds of thousands of strings, for which _read_number is too slow.
-        read_size = struct.Struct("<Q").unpack_from
-        buffer = self.buffer
-        last = self._file_size - 8
-        ends = array("Q")
-        for _ in range(count):
-            if end > last:
-                # a position beyond the file, so that _advance raises an error
-                end = self._file_size + 1
-                break
-            end += 8 + read_size(buffer, end)[0]
-            if end > self._file_size:
-                break
-            ends.append(end)
-        self._advance(end - start)
+        ends = self._short_ends(start, count)
+        if ends is None:
+            ends = self._all_ends(key, start, count)
+        self._position = start
+        self._advance(int(ends[-1]) if count else 0)
         return _Array(kind, count, start, ends)
 
-    def _array_values(self, array: _Array, key: str) -> list[Any]:
-        """Convert a metadata array to a list; ``key`` is for error messages."""
+    def _short_ends(self, start: int, count: int) -> NDArray[np.uint32] | None:
+        """Return the ends of ``count`` strings, if each has less than 256 bytes; else ``None``.
+
+        Only the first byte of each length is read one by one, because a vocabulary has hundreds of
+        thousands of strings.
+        """
+        ends = np.zeros(count + 1, np.uint32)
+        stored = memoryview(self.buffer)[start : start + _MAX_TEXT_BYTES]
+        end = 0
+        try:
+            for number in range(1, count + 1):
+                end += 8 + stored[end]
+                ends[number] = end
+        except IndexError:
+            return None
+        if end > len(stored):
+            return None
+        values = np.frombuffer(stored, np.uint8)
+        for first in range(0, count, _CHUNK):
+            begins = ends[first : min(first + _CHUNK, count)]
+            if any(values[begins + np.uint32(place)].any() for place in range(1, 8)):
+                return None
+        return ends[1:]
+
+    def _all_ends(self, key: str, start: int, count: int) -> NDArray[np.uint32]:
+        """Return the ends of ``count`` strings; refuse a file that ends before."""
+        ends = np.empty(count, np.uint32)
+        self._position = start
+        for number in range(count):
+            self._advance(self._read_number("Q"))
+            if self._position - start > _MAX_TEXT_BYTES:
+                self.refuse(f"{key:.80}: expected at most {_MAX_TEXT_BYTES} bytes, found more")
+            ends[number] = self._position - start
+        return ends
+
+    def texts(self, key: str) -> Texts | None:
+        """Return a metadata array of strings; ``None`` if the file has none with this key."""
+        value = self._pairs.get(key)
+        if not isinstance(value, _Array) or value.type != STRING:
+            return None
+        self._check_length(value, key)
+        return self._array_texts(value, key)
+
+    def numbers(self, key: str) -> Array | None:
+        """Return a metadata array of numbers or flags, in the file's type.
+
+        ``None`` if the file has none with this key.
+        """
+        value = self._pairs.get(key)
+        if not isinstance(value, _Array) or value.type == STRING:
+            return None
+        self._check_length(value, key)
+        dtype = np.dtype("?" if value.type == BOOL else f"<{SCALARS[value.type]}")
+        stored = np.frombuffer(self.buffer, np.uint8, value.length * dtype.itemsize, value.start)
+        return (stored != 0) if value.type == BOOL else stored.copy().view(dtype)
+
+    def _check_length(self, array: _Array, key: str) -> None:
         if array.length > _MAX_ELEMENTS:
             expected = f"at most {_MAX_ELEMENTS} elements"
             self.refuse(f"{key:.80}: expected {expected}, found {array.length}")
+
+    def _array_values(self, array: _Array, key: str) -> list[Any]:
+        """Convert a metadata array to a list; ``key`` is for error messages."""
+        self._check_length(array, key)
         if array.type == STRING:
-            return self._array_texts(array, key)
+            return list(self._array_texts(array, key))
         values_format = f"<{array.length}{SCALARS[array.type]}"
         values = struct.unpack_from(values_format, self.buffer, array.start)
         if array.type == BOOL:
             return [value != 0 for value in values]
         return list(values)
 
-    def _array_texts(self, array: _Array, key: str) -> list[str]:
-        """Decode an array of strings, all at once if no string contains a zero byte.
-
-        A zero byte separates the strings meanwhile. ``key`` is for error messages.
-        """
-        if not array.length:
-            return []
-        starts = np.array([array.start, *array.ends[:-1]]) - array.start
-        stored = np.frombuffer(self.buffer[array.start : array.ends[-1]], np.uint8).copy()
-        # Replace the eight bytes of each length by one zero byte, a separator.
+    def _array_texts(self, array: _Array, key: str) -> Texts:
+        """Return an array of strings without their lengths; ``key`` is for error messages."""
+        if array.ends is None or not array.length:
+            return Texts.of([])
+        stored = self.buffer[array.start : array.start + int(array.ends[-1])]
+        begins = np.concatenate([np.zeros(1, np.uint32), array.ends[:-1]])
         is_text = np.ones(len(stored), np.bool_)
-        for offset in range(1, 8):
-            is_text[starts + offset] = False
-        stored[starts] = 0
+        for place in range(8):
+            is_text[begins + np.uint32(place)] = False
+        data = np.frombuffer(stored, np.uint8)[is_text]
+        sizes = (array.ends - begins).astype(np.int32) - np.int32(8)
+        stops = np.cumsum(sizes, dtype=np.int32)
+        starts = stops - sizes
         try:
-            texts = stored[is_text].tobytes().decode().split("\0")[1:]
-            if len(texts) == array.length:
-                return texts
-            texts = []  # a string contains a zero byte, so each is decoded on its own
-            for start, end in zip(starts, array.ends, strict=True):
-                text = bytes(stored[start + 8 : end - array.start])
-                texts.append(text.decode())
-            return texts
+            data.tobytes().decode()
         except UnicodeDecodeError:
             self._refuse_text(key)
+        # Each text is valid if all are valid together and no character lies in two texts.
+        first_bytes = data[starts[sizes > 0]]
+        if ((first_bytes & 0xC0) == 0x80).any():
+            self._refuse_text(key)
+        return Texts(data, starts, stops)
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
         """Read the descriptions of all tensors, and check that their values lie in the file."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from pronk.base.errors import CheckpointError, refuse
 from pronk.base.files.regular import is_file
-from pronk.checkpoint.hub.names import HubModel, is_weights, known_models
+from pronk.checkpoint.hub.names import HubModel, gguf_models, is_weights, known_models
 
 
 class CachedModel(NamedTuple):
@@ -113,12 +113,30 @@ def _model_files(model: HubModel, snapshot: Path) -> list[Path]:
 
     The GGUF file to open comes first.
     """
-    names = [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
     try:
-        chosen = model.choose_files(names)
+        chosen = model.choose_files(_names(snapshot))
     except CheckpointError:
         return []
     return [snapshot / name for name in chosen]
+
+
+def _remove_files(model: HubModel, snapshot: Path) -> None:
+    """Remove the files of a model from a snapshot, except MTP heads that another model has, too."""
+    files = _model_files(model, snapshot)
+    others = [HubModel(model.repo, first) for first in gguf_models(_names(snapshot))]
+    kept = set[Path]()
+    for other in others:
+        its_files = _model_files(other, snapshot)
+        if its_files[:1] != files[:1]:
+            kept.update(its_files)
+    for file in files:
+        if file == files[0] or file not in kept:
+            file.unlink()
+
+
+def _names(snapshot: Path) -> list[str]:
+    """Return the paths of all files of a snapshot in its repository, sorted."""
+    return [path.relative_to(snapshot).as_posix() for path in _files(snapshot)]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -150,12 +168,9 @@ def cached_models() -> list[CachedModel]:
     for folder in sorted(cache_folder().glob("models--*--*")):
         repo = _repo(folder)
         for snapshot in sorted((folder / "snapshots").glob("*")):
-            models = [HubModel(repo, revision=snapshot.name)]
-            for path in _files(snapshot):
-                if path.suffix.lower() == ".gguf":
-                    name = path.relative_to(snapshot).as_posix()
-                    models.append(HubModel(repo, name, revision=snapshot.name))
-            for model in models:
+            names = ["", *gguf_models(_names(snapshot))]
+            for name in names:
+                model = HubModel(repo, name, revision=snapshot.name)
                 cached = find_cached(model)
                 if cached is not None and cached not in found:
                     files = tuple(_model_files(model, snapshot))
@@ -181,8 +196,7 @@ def remove_cached(model: HubModel) -> int:
         before = _size(folder)
         if not is_whole:
             for snapshot in list(_snapshots(model)):
-                for file in _model_files(model, snapshot):
-                    file.unlink()
+                _remove_files(model, snapshot)
         used = {path.resolve() for path in _files(folder / "snapshots")}
         if is_whole or not used:
             shutil.rmtree(folder)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from pronk.checkpoint.hub.names import gguf_models
+from pronk.checkpoint.hub.names import weight_files
 
 # {BITS: {name of a text: digest}}
 DigestHistory = Mapping[str, Mapping[str, str]]
@@ -24,20 +24,14 @@ def model_hash(path: Path) -> str:
     ``config.json`` and ``*.safetensors`` of a folder, is the SHA-256 of what ``sha256sum FILES``
     prints for them in the order of their names.
     """
-    files = _model_files(path)
+    files = weight_files(path)
+    if path.is_dir():
+        files = sorted([path / "config.json", *files])
     hashes = [_file_hash(file) for file in files]
     if len(files) == 1:
         return hashes[0]
     lines = [f"{digest}  {file.name}\n" for digest, file in zip(hashes, files, strict=True)]
     return sha256("".join(lines).encode()).hexdigest()
-
-
-def _model_files(path: Path) -> list[Path]:
-    """Return the files on which a model's logits depend, sorted by name."""
-    if path.is_dir():
-        return sorted([path / "config.json", *path.glob("*.safetensors")])
-    parts = gguf_models([file.name for file in path.parent.glob("*.gguf")])
-    return [path.parent / name for name in parts.get(path.name, [path.name])]
 
 
 def _file_hash(path: Path) -> str:

@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -30,6 +31,8 @@ from urllib.parse import unquote
 from pronk.base.checks import close_choices
 from pronk.base.errors import CheckpointError, refuse
 
+# Names of GGUF files that have only the MTP head of a model, for the drafter ``mtp``.
+MTP_FILES = "mtp-*.gguf"
 # Config of the module ``Pooling`` in models that sentence-transformers has saved.
 POOLING_FILE = "1_Pooling/config.json"
 _NAME = re.compile(
@@ -78,7 +81,10 @@ class HubModel:
         return self.repo
 
     def choose_files(self, files: Iterable[str]) -> list[str]:
-        """Return the files that this model needs, the GGUF file to open first.
+        """Return the files of this model, the GGUF file to open first.
+
+        The MTP heads in the folder of a GGUF model (:data:`MTP_FILES`) are among them, or only
+        those of the model's quantization if there are any.
 
         Args:
             files: paths of all files of the repository.
@@ -88,22 +94,34 @@ class HubModel:
                 of the quantization, or has no weights.
         """
         files = sorted(files)
-        models = gguf_models(files)
+        heads = [name for name in files if _is_head(name)]
+        models = gguf_models(files) or {name: [name] for name in heads}
         if self.file:
             if self.file in models:
-                return models[self.file]
+                return self._add_heads(models[self.file], heads)
+            if self.file in heads:
+                return [self.file]
             found = "a later part of a model" if self.file in files else _shown(models)
             refuse(self.repo, f"expected the GGUF file {self.file}, found {found}")
         if self.quantization:
-            return models[self._choose_quantization(models)]
+            first = self._choose_quantization(models)
+            return self._add_heads(models[first], heads)
         if is_weights(files):
             return [name for name in files if _is_layout_file(name)]
         if len(models) == 1:
-            return next(iter(models.values()))
+            return self._add_heads(next(iter(models.values())), heads)
         msg = f"{self.repo}: expected *.safetensors or a GGUF model, found {_shown(models)}"
         if models:
             msg += f"; name one: {self.repo}/{next(iter(models))}"
         raise CheckpointError(msg)
+
+    def _add_heads(self, parts: Sequence[str], heads: Iterable[str]) -> list[str]:
+        """Return the files ``parts`` of a GGUF model, and those of ``heads`` that belong to it."""
+        folder = PurePosixPath(parts[0]).parent
+        beside = [name for name in heads if PurePosixPath(name).parent == folder]
+        quantization = self.quantization
+        alike = [name for name in beside if quantization and _has_quantization(name, quantization)]
+        return list(dict.fromkeys([*parts, *(alike or beside)]))
 
     def _choose_quantization(self, models: Mapping[str, Sequence[str]]) -> str:
         """Return the first file of the model with this object's quantization.
@@ -281,8 +299,25 @@ def _is_layout_file(name: str) -> bool:
     return name.endswith((".json", ".safetensors", ".txt", ".jinja")) or name == "tokenizer.model"
 
 
+def weight_files(path: Path) -> list[Path]:
+    """Return the files with the weights of a model on this machine, in the order of their names.
+
+    Args:
+        path: folder with ``*.safetensors``, or GGUF file; the first one, if the model has parts.
+    """
+    if path.is_dir():
+        return sorted(path.glob("*.safetensors"))
+    parts = gguf_models([file.name for file in path.parent.glob("*.gguf")])
+    return [path.parent / name for name in parts.get(path.name, [path.name])]
+
+
+def _is_head(name: str) -> bool:
+    """Return whether a path of a repository is that of a file with an MTP head alone."""
+    return fnmatchcase(PurePosixPath(name).name, MTP_FILES)
+
+
 def gguf_models(files: list[str]) -> dict[str, list[str]]:
-    """Return the complete GGUF models of a repository, without image projectors.
+    """Return the complete GGUF models of a repository, without image projectors and MTP heads.
 
     Returns:
         The files of each model, by its first file.
@@ -290,7 +325,7 @@ def gguf_models(files: list[str]) -> dict[str, list[str]]:
     models: dict[str, list[str]] = {}
     for name in files:
         path = PurePosixPath(name)
-        if path.suffix.lower() != ".gguf" or "mmproj" in path.name.lower():
+        if path.suffix.lower() != ".gguf" or "mmproj" in path.name.lower() or _is_head(name):
             continue
         part = _PART.search(path.stem)
         if part is None:

@@ -39,6 +39,7 @@ from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.models.options import WEIGHTS
 from pronk.models.resolve import resolve_model
+from pronk.sampling.draft_token import DraftLogits
 from pronk.sampling.tree import TokenTree
 from pronk.text.tokenizer import Tokenizer, have_equal_files
 
@@ -137,7 +138,8 @@ class ModelProposer(Proposer[DraftCache]):
         # index in the text of the token after the first unread one
         first = cache.start + len(cache.tokens) + 1
         (logits,) = self.draft.forward_trees([context], [TokenTree.chain(unread[:-1])], [[]])
-        count_choices(self.label, context, logits[skipped:], first + skipped)
+        rows = [DraftLogits(row) for row in logits[skipped:]]
+        count_choices(self.label, context, rows, first + skipped)
         return True
 
     def chain_costs(self, context: DraftContext[DraftCache], costs: StepCosts) -> ChainCosts:

@@ -22,12 +22,13 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting.from_target.modules.final_state import FinalState
 from pronk.drafting.from_target.modules.gemma4_assistant import AssistantDecoder
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, DraftLogits, draft_chains
+from pronk.drafting.shared.chain import Chain, draft_chains
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import forward_weights
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.program import Program
+from pronk.sampling.draft_token import DraftLogits
 from pronk.sampling.tree import TokenTree
 
 

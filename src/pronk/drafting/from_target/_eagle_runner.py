@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -26,15 +27,16 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.base.interrupts import uninterrupted
 from pronk.drafting.from_target.modules.eagle import EagleHead, head_feature
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, DraftLogits, draft_chains
+from pronk.drafting.shared.chain import Chain, draft_chains
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.module_runner import CHUNK, ModuleRunner
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import forward_weights
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.layer_executor import draft_chain
-from pronk.sampling.draft_token import DraftToken
+from pronk.models.layer_executor import HeadClusters, draft_chain
+from pronk.models.linear import Linear
+from pronk.sampling.draft_token import DraftLogits, DraftToken
 from pronk.sampling.tree import TokenTree
 
 Key = TypeVar("Key", bound=Hashable)
@@ -53,14 +55,14 @@ class HeadDraft:
         tokens: for each node, the token whose embedding its row has.
         parents: for each node, its parent; -1 for the root.
         outputs: for each computed node, the head's output ``[hidden]``.
-        logits: for each computed node, the logits ``[draft vocab]`` of the token after it.
+        logits: for each computed node, the logits of the token after it.
     """
 
     context: DraftContext[DraftCache]
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     outputs: list[Array] = field(default_factory=list)
-    logits: list[Array] = field(default_factory=list)
+    logits: list[DraftLogits] = field(default_factory=list)
 
     def add(self, parent: int, token: int) -> int:
         """Add a node with a token id below the computed node ``parent``; return its number."""
@@ -91,6 +93,15 @@ class EagleRunner:
         self._drafts_chains = (
             head.backend.drafts_chains and not self.module.pool.config.has_dynamic_rope
         )
+        config = head.config
+        self._norm = head.backend.program(config.hidden_size, target.cache.dtype)
+        self._norm.norm(None if head.eagle.norm_output else head.norm)
+        self._clusters: HeadClusters | None = None
+        if head.two_stage_head is not None:
+            whole = head.two_stage_head
+            program = head.backend.program(config.hidden_size, target.cache.dtype)
+            head.compile_logits(program, whole.clusters[0])
+            self._clusters = HeadClusters(program, whole.clusters, whole.tokens, whole.num_best)
         self.feature = head_feature(head, target.decoder, target.cache.dtype)
         target.save_feature(self.feature, self)
         self.cost_model = CostModel()
@@ -114,7 +125,7 @@ class EagleRunner:
                 for chain, draft in zip(incomplete, own, strict=True):
                     draft.add(len(draft.outputs) - 1, chain.tokens[-1])
                 self.extend(own)
-            return [DraftLogits(draft.logits[-1], self.head.draft_ids) for draft in own]
+            return [draft.logits[-1] for draft in own]
 
         draft_chains([*drafts], next_logits)
         self.end([*drafts.values()])
@@ -146,7 +157,9 @@ class EagleRunner:
             self.extend([draft for draft, _ in live])
         return drafts
 
-    def read(self, context: DraftContext[DraftCache], most: int) -> tuple[Array, int] | None:
+    def read(
+        self, context: DraftContext[DraftCache], most: int
+    ) -> tuple[list[DraftLogits], int] | None:
         """Run the rows of a text that are not cached, except the last one, and return logits.
 
         Returns the logits of the last ``most`` of these rows, and the index in the text of the
@@ -175,17 +188,18 @@ class EagleRunner:
             features += [draft.outputs[parent] for parent in draft.parents[computed:]]
         batch = ForwardBatch(entries)
         outputs, logits = self._run(batch, np.stack(features))
-        for draft, rows, scores in zip(
-            drafts, batch.split_rows(outputs), batch.split_logits(logits), strict=True
+        scores = iter(logits)
+        for draft, rows, count in zip(
+            drafts, batch.split_rows(outputs), batch.logits_counts, strict=True
         ):
             draft.outputs += [*rows]
-            draft.logits += [*scores]
+            draft.logits += islice(scores, count)
 
     def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
         return (
             self._drafts_chains
-            and context.sampler.stateless_sampler is not None
+            and context.sampler.library_sampler is not None
             and len(context.tokens) == context.root + 1
         )
 
@@ -215,10 +229,10 @@ class EagleRunner:
                 batch,
                 features,
                 context.sampler,
-                vocab_size=self.head.head.out_features,
+                vocab_size=self._logits_head.out_features,
                 max_tokens=chain.max_tokens,
                 on_token=append,
-                ids=self.head.draft_ids,
+                ids=self.head.draft_ids if self._clusters is None else self._clusters,
             )
             cache.append(tokens)
         seconds = clock() - start_time
@@ -254,7 +268,9 @@ class EagleRunner:
             draft.outputs.append(rows[-1])
             draft.logits.append(scores)
 
-    def _read_rows(self, draft: HeadDraft, count: int, *, logits: bool = False) -> Array:
+    def _read_rows(
+        self, draft: HeadDraft, count: int, *, logits: bool = False
+    ) -> list[DraftLogits]:
         """Run the next ``count`` rows of a text and keep them; return their logits if wanted."""
         tokens, features = self._next_rows(draft, count)
         block_table = draft.context.state.block_table
@@ -275,16 +291,30 @@ class EagleRunner:
         features = self.target.cache.read_feature(self.feature, block_table, start, stop)
         return list(draft.context.tokens[start + 1 : stop + 1]), features
 
-    def _run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:
+    @property
+    def _logits_head(self) -> Linear:
+        """Layer whose outputs are the logits of the head's program: the first stage of two."""
+        two_stage = self.head.two_stage_head
+        return self.head.head if two_stage is None else two_stage.centroids
+
+    def _run(self, batch: ForwardBatch, features: Array) -> tuple[Array, list[DraftLogits]]:
         """Run rows of several requests.
 
         Each row has the embedding of a token and a feature. ``features`` ``[rows, hidden]`` is
-        overwritten with the outputs. Returns the outputs, and the logits ``[rows, draft vocab]`` of
-        the rows of ``batch.logits_rows``.
+        overwritten with the outputs. Returns the outputs, and the logits of the rows of
+        ``batch.logits_rows``.
         """
         start_time = self.target.clock()
-        logits = np.empty((len(batch.logits_rows), self.head.head.out_features), FLOAT32)
-        self.module.program(int(len(logits) > 0)).run(batch, features, logits)
+        two_stage = self.head.two_stage_head
+        if two_stage is None:
+            scores = np.empty((len(batch.logits_rows), self.head.head.out_features), FLOAT32)
+            self.module.program(int(len(scores) > 0)).run(batch, features, scores)
+            logits = [DraftLogits(row, self.head.draft_ids) for row in scores]
+        else:
+            self.module.program(0).run(batch, features)
+            normed = np.array(features[batch.logits_rows], order="C")
+            self._norm.run(None, normed)
+            logits = two_stage.logits(normed)
         seconds = self.target.clock() - start_time
         if batch.num_rows > _MAX_ROWS * len(batch.entries):
             self.cost_model.learn_prompt(batch.num_rows, seconds)

@@ -18,14 +18,23 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from pronk.base.checks import check_choice, check_integer, check_path
-from pronk.base.errors import CheckpointError, ConfigError, OptionError, PronkError, refuse
+from pronk.base.errors import (
+    CheckpointError,
+    ConfigError,
+    OptionError,
+    PronkError,
+    locate_error,
+    refuse,
+)
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
+from pronk.checkpoint.hub.names import MTP_FILES
 from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.drafting.acceptance_stats import Counts, DrafterRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
+from pronk.drafting.from_target.modules.eagle_config import check_clusters
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
 from pronk.drafting.head_acceptance import read_head_acceptance
 from pronk.drafting.planner import DEFAULT_RATE
@@ -52,8 +61,7 @@ from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.models.loader import describe_architecture, read_config
 from pronk.models.options import WEIGHTS
-from pronk.models.resolve import MTP_FILES, resolve_model
-from pronk.sampling.draft_token import DraftIds
+from pronk.models.resolve import resolve_model
 from pronk.sampling.tree import TokenTree
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
@@ -81,6 +89,10 @@ class Eagle3(Drafter):
             the head can propose, 1..1048576.
         draft_text: text file, or folder of files ``*.txt``, whose tokens are the most frequent
             ones; ``None``: frequent tokens are the first ones of the tokenizer.
+        num_clusters: number of clusters into which the LM head's tokens are divided, so that a row
+            computes the logits of those in the best clusters only; a divisor of the number of
+            tokens, 0..1048576. 0: as in the head's file, of which most have none.
+        num_best: number of clusters whose tokens get logits, 1..1048576.
     """
 
     name = "eagle3"
@@ -92,6 +104,8 @@ class Eagle3(Drafter):
     weights: str = "plain"
     draft_vocab: int = 32768
     draft_text: str | None = None
+    num_clusters: int = 0
+    num_best: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +117,8 @@ class Eagle3(Drafter):
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
         check_integer(f"{self.name}: draft_vocab", self.draft_vocab, 1, _MAX_VOCAB)
         check_path(f"{self.name}: draft_text", self.draft_text)
+        check_integer(f"{self.name}: num_clusters", self.num_clusters, 0, _MAX_VOCAB)
+        check_integer(f"{self.name}: num_best", self.num_best, 1, _MAX_VOCAB)
 
     def as_chains(self) -> Self:
         return replace(self, num_nodes=None)
@@ -128,11 +144,14 @@ class Eagle3(Drafter):
             head = load_head(self.name, folder, target.decoder, self.weights)
             if folder.parent != _PACKAGED:
                 _check_target(self.name, folder, head, target)
-            self._trim(head, target)
+            if head.two_stage_head is None:
+                self._trim(head, target)
+                self._divide(head)
             return EagleRunner(target, head)
 
         models = target.loaded_models
-        kind = (self.name, self.weights, str(self.draft_vocab), str(self.draft_text))
+        clusters = f"{self.num_best} of {self.num_clusters}"
+        kind = (self.name, self.weights, str(self.draft_vocab), str(self.draft_text), clusters)
         runner = models.get_or_load(folder, *kind, load=load_runner)
         return Eagle3Proposer(self, runner, read_head_acceptance(folder))
 
@@ -165,6 +184,14 @@ class Eagle3(Drafter):
                 refuse(where, "expected a target with a tokenizer, found none", OptionError)
             counts = count_tokens(Path(self.draft_text).expanduser(), tokenizer, where)
         head.trim(most_frequent(tokens, self.draft_vocab, always, counts))
+
+    def _divide(self, head: EagleHead) -> None:
+        """Divide the LM head into ``num_clusters`` clusters of tokens with similar rows."""
+        if not self.num_clusters:
+            return
+        with locate_error(self.name, ConfigError, OptionError):
+            check_clusters("num_clusters", self.num_clusters, len(head.tokens))
+        head.divide(self.num_clusters, min(self.num_best, self.num_clusters), self.weights)
 
 
 @known_keywords
@@ -254,10 +281,8 @@ class Eagle3Proposer(Proposer[DraftCache]):
             if extension_rule(self, context)(())
         }
         drafts = self.runner.begin(active, self.options.num_tokens * self.options.beam)
-        ids = self.runner.head.draft_ids
         searches = {
-            number: _Search(draft, self.options, self.label, ids)
-            for number, draft in drafts.items()
+            number: _Search(draft, self.options, self.label) for number, draft in drafts.items()
         }
         live = [*searches.values()]
         while live := [search for search in live if search.expand() and self._pays(search)]:
@@ -275,7 +300,7 @@ class Eagle3Proposer(Proposer[DraftCache]):
         read = self.runner.read(context, MAX_COUNTED)
         if read is None:
             return False
-        count_choices(self.label, context, *read, self.runner.head.draft_ids)
+        count_choices(self.label, context, *read)
         return True
 
     def _pays(self, search: _Search) -> bool:
@@ -320,7 +345,6 @@ class _Search:
         draft: rows of the nodes that get children.
         options: options of the drafter.
         label: label of the drafter in the tree's origins.
-        ids: target's token id of each logit; ``None``: logit i is that of token i.
         depth: depth of the deepest nodes.
         best: the likeliest nodes of this depth, at most ``options.beam``.
     """
@@ -328,7 +352,6 @@ class _Search:
     draft: HeadDraft
     options: Eagle3
     label: str
-    ids: DraftIds | None
     depth: int = 0
     best: list[_Node] = field(default_factory=list)
 
@@ -372,8 +395,9 @@ class _Search:
         """
         sampler = self.draft.context.sampler
         with sampler.after(path):
+            logits = self.draft.logits[row]
             drawn = sampler.draft_token(
-                self.draft.logits[row], self.draft.context.root, draw=False, ids=self.ids
+                logits.values, self.draft.context.root, draw=False, ids=logits.ids
             )
         return [] if drawn is None else drawn.top_tokens(self.options.beam)
 

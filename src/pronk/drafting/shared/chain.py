@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.base.interrupts import is_interrupt_pending
 from pronk.drafting.acceptance_stats import DrafterRates
 from pronk.drafting.proposer import DraftContext, Proposer
-from pronk.sampling.draft_token import DraftIds, DraftToken
+from pronk.sampling.draft_token import DraftIds, DraftLogits, DraftToken
 from pronk.sampling.tree import Origin, TokenTree
 
 
@@ -135,18 +135,6 @@ Stop = Callable[[Chain], bool]
 # Callback ``chains(contexts, stops)``: returns a chain for each context. ``stops``, one for each
 # context, replace the drafter's own rules and limits that end chains.
 DraftChains = Callable[[Sequence[DraftContext[Any]], Sequence[Stop] | None], list[Chain]]
-
-
-class DraftLogits(NamedTuple):
-    """A drafter's logits of the next token.
-
-    Attributes:
-        values: float32 ``[draft vocab]``.
-        ids: the target's token id of each logit; ``None``: logit i is that of token i.
-    """
-
-    values: Array
-    ids: DraftIds | None = None
 
 
 # Callback ``next_logits(chains)``: returns the drafter's logits after each chain; ``None`` in place

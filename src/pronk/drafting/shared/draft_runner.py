@@ -19,13 +19,14 @@ from pronk.base.arrays import Array
 from pronk.base.errors import CacheFullError
 from pronk.base.interrupts import uninterrupted
 from pronk.drafting.proposer import DraftContext
-from pronk.drafting.shared.chain import Chain, DraftLogits, draft_chains
+from pronk.drafting.shared.chain import Chain, draft_chains
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.module_runner import CHUNK
 from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.target import Target
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
+from pronk.sampling.draft_token import DraftLogits
 from pronk.sampling.tree import TokenTree
 
 # Most tokens that a draft model reads before it drafts. In four answers to HumanEval and GSM8K,
@@ -231,8 +232,8 @@ class DraftRunner:
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        stateless = context.sampler.stateless_sampler is not None
-        return stateless and self.runner.supports_draft_chain and self.translation.is_identity
+        in_library = context.sampler.library_sampler is not None
+        return in_library and self.runner.supports_draft_chain and self.translation.is_identity
 
     def draft_chain(self, chain: Chain) -> None:
         """Draft all tokens of an empty chain in one call of the kernels."""

@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pronk.base.arrays import Array
 from pronk.drafting.planner import DEFAULT_RATE
 from pronk.drafting.proposer import DraftContext, Proposer
 from pronk.drafting.shared.chain import Chain, Stop
 from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
-from pronk.sampling.draft_token import DraftIds
+from pronk.sampling.draft_token import DraftLogits
 
 # Smallest and largest number of tokens at which scoring the history compares the drafter's choice
 # with the text.
@@ -120,27 +119,30 @@ def model_chain_costs(
 def can_count(context: DraftContext[Any], num_unread: int) -> bool:
     """Return whether the last ``num_unread`` tokens of the text are worth a pass that scores them.
 
-    False if fewer than 16 of them are the target's, or if draft tokens depend on more than logits,
-    seed and position.
+    False if fewer than 16 of them are the target's, or if the library cannot sample the request's
+    tokens.
     """
     num_own = len(context.tokens) - context.sampler.context.num_prompt
-    return context.sampler.stateless_sampler is not None and min(num_unread, num_own) >= MIN_COUNTED
+    in_library = context.sampler.library_sampler is not None
+    return in_library and min(num_unread, num_own) >= MIN_COUNTED
 
 
 def count_choices(
-    label: str, context: DraftContext[Any], logits: Array, first: int, ids: DraftIds | None = None
+    label: str, context: DraftContext[Any], logits: Sequence[DraftLogits], first: int
 ) -> None:
     """Compare a drafter's choices with the text, and count them in its acceptance rates.
 
-    ``logits`` ``[choices, draft vocab]`` are the drafter's for successive tokens of the text;
-    ``first`` is the index in the text of the token that the first choice is compared with.
-    ``label`` is the drafter's. ``ids`` has the target's token id of each logit.
+    ``logits`` are the drafter's for successive tokens of the text; ``first`` is the index in the
+    text of the token that the first choice is compared with. ``label`` is the drafter's.
     """
     sampler = context.sampler
     rates = context.acceptance.rates(label)
     skipped = max(0, sampler.context.num_prompt - first)
-    for position, row in enumerate(logits[skipped:], first + skipped):
-        choice = sampler.draft_token_at(row, position, ids)
+    first += skipped
+    text = sampler.context.committed
+    assert sampler.library_sampler is not None, "expected a sampler in the library"
+    choices = sampler.library_sampler.draft_history(logits[skipped:], text, first)
+    for position, choice in enumerate(choices, first):
         if choice is not None:
             kind = rates.confidence_kind(choice.confidence)
-            rates.learn(kind, 1, accepted=choice.token == context.tokens[position], share=True)
+            rates.learn(kind, 1, accepted=choice.token == text[position], share=True)

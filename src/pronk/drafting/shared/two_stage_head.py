@@ -20,9 +20,12 @@ from typing import Self
 import numpy as np
 
 from pronk.base.arrays import Array
-from pronk.drafting.shared.chain import DraftLogits
+from pronk.base.errors import refuse
+from pronk.checkpoint.tensors import AnyCheckpoint
 from pronk.models.linear import Linear
-from pronk.sampling.draft_token import DraftIds
+from pronk.sampling.draft_token import DraftIds, DraftLogits
+
+CLUSTER_TOKENS = "masked_embedding.token_ordering"  # tensor with the rows of all clusters
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,3 +81,25 @@ class TwoStageHead:
     def _row(self, hidden: Array, chosen: Array) -> DraftLogits:
         parts = [self.clusters[cluster].logits(hidden)[0] for cluster in chosen]
         return DraftLogits(np.concatenate(parts), self.tokens[chosen].reshape(-1))
+
+
+def read_clusters(checkpoint: AnyCheckpoint, count: int, num_clusters: int) -> DraftIds:
+    """Return the rows of the LM head in each cluster, int32 ``[clusters, size]``.
+
+    Args:
+        checkpoint: files of a two-stage head, as transformers writes those of Gemma 4's assistants.
+        count: number of rows of the LM head.
+        num_clusters: number of clusters, a divisor of ``count``.
+
+    Raises:
+        CheckpointError: the tensor is missing, or has not each row once.
+    """
+    where = f"{checkpoint.folder}: tensor {CLUSTER_TOKENS}"
+    if CLUSTER_TOKENS not in checkpoint:
+        remedy = "use a complete checkpoint"
+        refuse(where, f"expected the tokens of the clusters, found none; {remedy}")
+    checkpoint.check_dtype(CLUSTER_TOKENS, ("I64", "I32"))
+    rows = checkpoint.tensor(CLUSTER_TOKENS).reshape(-1)
+    if not np.array_equal(np.sort(rows), np.arange(count)):
+        refuse(where, f"expected each of {count} tokens once, found others; download it again")
+    return rows.reshape(num_clusters, -1).astype(np.int32)

@@ -9,6 +9,10 @@
 #include <sys/sysctl.h>
 #endif
 
+#include <stdlib.h>
+
+#include <algorithm>
+
 #include "common.h"
 #include "ieee_mode.h"
 
@@ -182,15 +186,40 @@ void multiply_part(void* argument, int thread, int) {
   MultiplyTask* task = (MultiplyTask*)argument;
   task->products[thread] = task->multiply(task->rounds);
 }
+
+// Compute the logits of the tokens in the best clusters, and write the tokens to `ids`. `pass` has one row
+// with logits, which are the scores of the clusters; `order` [num_clusters] is overwritten. Of clusters with equal scores,
+// those with smaller numbers are chosen, and a score that is no number is the smallest.
+int32_t run_clusters(const pronk_clusters* head, const pronk_pass* pass, int32_t* order, int32_t* ids) {
+  const float* scores = pass->logits;
+  auto score = [scores](int32_t cluster) { return scores[cluster] == scores[cluster] ? scores[cluster] : -INFINITY; };
+  for (int32_t i = 0; i < head->num_clusters; i++) order[i] = i;
+  std::partial_sort(order, order + head->num_best, order + head->num_clusters, [score](int32_t a, int32_t b) {
+    return score(a) != score(b) ? score(a) > score(b) : a < b;
+  });
+  std::sort(order, order + head->num_best);
+  pronk_op op = *head->op;
+  pronk_pass own = *pass;
+  own.logits = head->logits;
+  for (int32_t i = 0; i < head->num_best; i++) {
+    op.w = head->clusters[order[i]];
+    int32_t code = pronk_run(&op, 1, &own);
+    if (code) return code;
+    memcpy(ids, head->tokens + order[i] * op.w->N, (size_t)op.w->N * sizeof(int32_t));
+    own.logits += op.w->N;
+    ids += op.w->N;
+  }
+  return 0;
+}
 }  // namespace
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[9]) {
+void pronk_sizes(int32_t sizes[10]) {
   const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_adapter), sizeof(pronk_blocks), sizeof(pronk_op),
                         sizeof(pronk_segment), sizeof(pronk_pass),    sizeof(pronk_chain),
-                        sizeof(pronk_recurrence), sizeof(pronk_sampling)};
-  for (int i = 0; i < 9; i++) sizes[i] = (int32_t)all[i];
+                        sizeof(pronk_recurrence), sizeof(pronk_sampling), sizeof(pronk_clusters)};
+  for (int i = 0; i < 10; i++) sizes[i] = (int32_t)all[i];
 }
 
 int32_t pronk_detect(void) {
@@ -203,12 +232,6 @@ int32_t pronk_detect(void) {
 int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa) {
   IeeeMode mode;
   return isa_kernels(isa, false)->sampling->sample(logits, vocab, temperature, key);
-}
-
-int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
-                           const int32_t* ids, float* scores, float* confidence, int32_t isa) {
-  IeeeMode mode;
-  return isa_kernels(isa, false)->sampling->sample_draft(logits, vocab, temperature, key, ids, scores, confidence);
 }
 
 void pronk_exp(double* x, int64_t count, int32_t isa) {
@@ -239,15 +262,27 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
   p.segment = &segment;
   pronk_recurrence recurrence = pass->recurrence ? *pass->recurrence : pronk_recurrence();
   if (pass->recurrence) p.recurrence = &recurrence;
+  const pronk_clusters* clusters = chain->clusters;
+  const int64_t vocab = clusters ? clusters->num_best * clusters->clusters[0]->N : head->w->N;
+  int32_t* order = clusters ? (int32_t*)malloc((size_t)clusters->num_clusters * sizeof(int32_t)) : nullptr;
+  if (clusters && !order) return -1;
   const int32_t first_row = 0;
-  int32_t token = 0, passes = 0;
+  int32_t token = 0, passes = 0, code = 0;
   while (passes < chain->steps) {
-    int32_t code = pronk_run(ops, count, &p);
-    if (code) return code;
+    code = pronk_run(ops, count, &p);
+    if (code) break;
+    const float* logits = p.logits;
+    const int32_t* ids = chain->ids;
+    if (clusters) {
+      int32_t* own_ids = clusters->ids + passes * vocab;
+      code = run_clusters(clusters, &p, order, own_ids);
+      if (code) break;
+      logits = clusters->logits;
+      ids = own_ids;
+    }
     float confidence = 0.0f;
-    uint64_t key = hash_token(chain->key, (uint64_t)(chain->position + passes));
-    token = pronk_sample_draft(p.logits, head->w->N, chain->temperature, chain->temperature == 0.0f ? nullptr : &key,
-                               chain->ids, chain->scores + passes * head->w->N, &confidence, p.isa);
+    token = pronk_sample_draft(chain->sampling, logits, vocab, chain->position + passes, ids, chain->scores + passes * vocab,
+                               &confidence, p.isa);
     passes++;
     if (token < 0 || !chain->on_token(token, confidence)) break;
     // Draft tokens are replayed in each later pass, which leaves the state as it is.
@@ -269,7 +304,8 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
     p.tokens = &token;
     p.wanted = &first_row;
   }
-  return passes;
+  free(order);
+  return code ? code : passes;
 }
 
 double pronk_read(const void* data, int64_t bytes, int32_t threads) {

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 23
+#define PRONK_VERSION 25
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -274,18 +274,18 @@ typedef struct {
                              // to, the pool `states`
 } pronk_pass;
 
-// A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.
+// Second stage of an LM head whose tokens are divided into clusters. The first stage is the last operation of the pass:
+// its logits are one score for each cluster.
 typedef struct {
-  uint64_t key;      // key of the request; a position's noise key is hash_token(key, position)
-  int64_t position;  // position of the first token
-  int32_t steps;     // maximum number of tokens
-  float temperature; // 0: greedy, without noise
-  const int32_t* ids;  // [vocab] token of each logit; null: 0, 1, …
-  float* scores;     // [steps, vocab] output: `scores` of pronk_sample_draft for each token
-  int32_t (*on_token)(int32_t token, float confidence);  // called with each token; returning 0 ends the chain
-} pronk_chain;
+  const pronk_op* op;                    // operation of the first cluster; the others differ in `w`
+  const pronk_weights* const* clusters;  // [num_clusters] rows of the LM head; all have the same N, the cluster's size
+  const int32_t* tokens;                 // [num_clusters, N] token of each row
+  int32_t num_clusters, num_best;        // number of clusters; of those with the largest scores, whose rows get logits
+  float* logits;                         // [num_best * N] overwritten with the logits of each pass
+  int32_t* ids;                          // [steps, num_best * N] output: token of each logit
+} pronk_clusters;
 
-// Options by which a request chooses the target's tokens: those of pronk.sampling.params that need no state besides the
+// Options by which a request chooses tokens: those of pronk.sampling.params that need no state besides the
 // tokens of its text.
 typedef struct {
   uint64_t key;       // key of the request; a position's noise key is hash_token(key, position)
@@ -298,9 +298,21 @@ typedef struct {
   const uint8_t* in_prompt;  // [vocab] whether the prompt has a token
 } pronk_sampling;
 
+// A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.
+typedef struct {
+  const pronk_sampling* sampling;  // options of the request
+  int64_t position;    // position of the first token
+  int32_t steps;       // maximum number of tokens
+  const int32_t* ids;  // [vocab] token of each logit; null: 0, 1, …
+  float* scores;       // [steps, vocab] output: `scores` of pronk_sample_draft for each token
+  const pronk_clusters* clusters;  // second stage of the LM head, whose logits take the place of `vocab`; null: none
+  // Called with each token; returning 0 ends the chain. With penalties, it adds the token to `sampling->counts`.
+  int32_t (*on_token)(int32_t token, float confidence);
+} pronk_chain;
+
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the nine structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[9]);
+// Write the sizes in bytes of the ten structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[10]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
@@ -342,12 +354,13 @@ PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logi
 // scores, those of the first tokens are kept. Returns the number of tokens; -2 if memory is exhausted.
 PRONK_API int64_t pronk_truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, float log_min_p,
                                  int64_t* ids, int32_t isa);
-// Sample a draft token: the argmax of `scores` [vocab] = logits / temperature (0 counts as 1) + noise. The noise has
-// less precision than in pronk_sample, and is 0 if `key` is null. `ids` [vocab] has the token of each logit; null: 0, 1,
-// …. `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns
-// -1 if all are banned or a logit is NaN or plus infinity.
-PRONK_API int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key,
-                                     const int32_t* ids, float* scores, float* confidence, int32_t isa);
+// Sample a draft token for a position: the argmax of `scores` [vocab], which are the logits by the request's options plus
+// noise. The noise has less precision than in pronk_sample. `ids` [vocab] has the token of each logit; null: 0, 1, ….
+// `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns -1 if
+// all are banned or a logit is NaN or plus infinity; -2 if memory is exhausted.
+PRONK_API int32_t pronk_sample_draft(const pronk_sampling* sampling, const float* logits, int64_t vocab,
+                                     int64_t position, const int32_t* ids, float* scores, float* confidence,
+                                     int32_t isa);
 // Replace numbers by their exponentials or natural logarithms, with the bits of pronk.base.exact_math on every isa.
 PRONK_API void pronk_exp(double* x, int64_t count, int32_t isa);
 PRONK_API void pronk_log(double* x, int64_t count, int32_t isa);

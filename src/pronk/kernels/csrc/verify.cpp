@@ -1,5 +1,6 @@
-// Verification of a token tree: the target's token after each node of the accepted path. The bits are those of
-// pronk.sampling.sampler, whose steps these are: penalties, temperature, top-k, top-p, min-p, noise, argmax.
+// Choices of tokens by a request's options: the target's token after each node of the accepted path of a token tree, and
+// draft tokens. The bits of the target's tokens are those of pronk.sampling.sampler, whose steps these are: penalties,
+// temperature, top-k, top-p, min-p, noise, argmax.
 
 #include <algorithm>
 #include <functional>
@@ -60,28 +61,37 @@ inline bool any_in_text(const pronk_sampling* sampling, int64_t token) {
   return in_prompt || counts;
 }
 
-// Apply the penalties of pronk.sampling.logits_processors.Penalties.
+// Return the logit `x` of a token after the penalties of pronk.sampling.logits_processors.Penalties.
+inline float penalized(const pronk_sampling* sampling, int64_t token, float x) {
+  int32_t count = sampling->counts[token];
+  if (sampling->repetition != 1.0 && (sampling->in_prompt[token] || count > 0)) {
+    const float repetition = (float)sampling->repetition;
+    x = x > 0.0f ? x / repetition : x * repetition;
+    x = x > MAX_LOGIT ? MAX_LOGIT : x;
+    x = x < -MAX_LOGIT ? -MAX_LOGIT : x;
+  }
+  if (count > 0) {
+    x -= (float)sampling->frequency * (float)count;
+    x -= (float)sampling->presence;
+  }
+  return x;
+}
+
+// Apply the penalties to the logits of all tokens.
 void penalize(const pronk_sampling* sampling, int64_t vocab, float* logits) {
-  const float repetition = (float)sampling->repetition, frequency = (float)sampling->frequency;
-  const float presence = (float)sampling->presence;
   for (int64_t token = 0; token < vocab; token++) {
     if (token % 8 == 0) {
       while (token + 8 <= vocab && !any_in_text(sampling, token)) token += 8;
       if (token >= vocab) break;
     }
-    int32_t count = sampling->counts[token];
-    float x = logits[token];
-    if (sampling->repetition != 1.0 && (sampling->in_prompt[token] || count > 0)) {
-      x = x > 0.0f ? x / repetition : x * repetition;
-      x = x > MAX_LOGIT ? MAX_LOGIT : x;
-      x = x < -MAX_LOGIT ? -MAX_LOGIT : x;
-    }
-    if (count > 0) {
-      x -= frequency * (float)count;
-      x -= presence;
-    }
-    logits[token] = x;
+    logits[token] = penalized(sampling, token, logits[token]);
   }
+}
+
+// Apply the penalties to the logits of the tokens `ids` (null: 0, 1, …), except those that are banned.
+void penalize_draft(const pronk_sampling* sampling, int64_t vocab, const int32_t* ids, float* logits) {
+  for (int64_t i = 0; i < vocab; i++)
+    if (logits[i] != -__builtin_inff()) logits[i] = penalized(sampling, ids ? ids[i] : i, logits[i]);
 }
 
 // Write the `count` highest of `size` scores to `best` [size], the highest first.
@@ -179,23 +189,55 @@ int64_t sample_kept(const float* scores, int64_t vocab, Kept kept, uint64_t key)
   return best_token;
 }
 
+// Whether the options leave out tokens.
+inline bool truncates(const pronk_sampling* sampling) {
+  return sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->log_min_p > -__builtin_inff();
+}
+
 // Return the target's token at a position, or -1 if a logit is not finite.
 int64_t choose_token(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                      const Sampling* kernels, Scratch scratch) {
   const uint64_t key = hash_token(sampling->key, (uint64_t)position);
-  const bool truncates = sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->log_min_p > -__builtin_inff();
   if (sampling->counts) {
     if (!copy_finite(logits, vocab, scratch.scores)) return -1;
     penalize(sampling, vocab, scratch.scores);
     logits = scratch.scores;
   }
-  if (sampling->temperature == 0.0f || !truncates)
+  if (sampling->temperature == 0.0f || !truncates(sampling))
     return kernels->sample(logits, vocab, sampling->temperature, key);
   if (!sampling->counts && !copy_finite(logits, vocab, scratch.scores)) return -1;
   float* scores = scratch.scores;
   for (int64_t i = 0; i < vocab; i++) scores[i] /= sampling->temperature;
   Kept kept = truncate(scores, vocab, sampling->top_k, sampling->top_p, sampling->log_min_p, kernels, scratch);
   return sample_kept(scores, vocab, kept, key);
+}
+
+// Whether no logit is NaN or plus infinity, and one is finite.
+bool has_draft_token(const float* logits, int64_t vocab) {
+  float largest = -__builtin_inff();
+  bool is_valid = true;
+  for (int64_t i = 0; i < vocab; i++) {
+    is_valid &= logits[i] < __builtin_inff();
+    largest = logits[i] > largest ? logits[i] : largest;
+  }
+  return is_valid && largest > -__builtin_inff();
+}
+
+// Divide logits by the temperature, and ban the tokens that top-k, top-p and min-p leave out. Returns whether there was
+// memory for it.
+bool truncate_draft(const pronk_sampling* sampling, int64_t vocab, const Sampling* kernels, float* scores) {
+  float* memory = (float*)malloc((size_t)(2 * vocab) * sizeof(float));
+  if (!memory) return false;
+  Scratch scratch = {nullptr, memory, memory + vocab};
+  for (int64_t i = 0; i < vocab; i++) scores[i] /= sampling->temperature;
+  Kept kept = truncate(scores, vocab, sampling->top_k, sampling->top_p, sampling->log_min_p, kernels, scratch);
+  free(memory);
+  const float bound = std::max(kept.lowest, kept.floor);
+  for (int64_t i = 0; i < vocab; i++) {
+    bool keeps = scores[i] >= bound && (scores[i] != kept.lowest || kept.num_equal-- > 0);
+    if (!keeps) scores[i] = -__builtin_inff();
+  }
+  return true;
 }
 }  // namespace
 
@@ -241,4 +283,24 @@ int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_
   if (token < 0) return -1;
   path[accepted] = (int32_t)token;
   return accepted;
+}
+
+int32_t pronk_sample_draft(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
+                           const int32_t* ids, float* scores, float* confidence, int32_t isa) {
+  IeeeMode mode;
+  const Sampling* kernels = isa_kernels(isa, false)->sampling;
+  const uint64_t key = hash_token(sampling->key, (uint64_t)position);
+  const bool has_noise = sampling->temperature != 0.0f;
+  float temperature = sampling->temperature;
+  if (sampling->counts || (has_noise && truncates(sampling))) {
+    if (!has_draft_token(logits, vocab)) return -1;
+    memcpy(scores, logits, (size_t)vocab * sizeof(float));
+    logits = scores;
+    if (sampling->counts) penalize_draft(sampling, vocab, ids, scores);
+    if (has_noise && truncates(sampling)) {
+      if (!truncate_draft(sampling, vocab, kernels, scores)) return -2;
+      temperature = 1.0f;
+    }
+  }
+  return kernels->sample_draft(logits, vocab, temperature, has_noise ? &key : nullptr, ids, scores, confidence);
 }

@@ -28,7 +28,7 @@ class LogitsRecorder(Sampler):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Create a sampler; the arguments are those of :class:`Sampler`."""
         super().__init__(*args, **options)
-        self.verifier = None  # so that every token is chosen by :meth:`choose`
+        self.library_sampler = None  # so that every token is chosen by :meth:`choose`
 
     def choose(self, logits: Array) -> int:
         """Return the token that the target chooses, and record the logits."""

@@ -112,6 +112,10 @@ def serve(
             metavar="",
         ),
     ] = False,
+    generic_tools: Annotated[
+        bool,
+        _server("Describe tools in the system prompt if the model's chat template has none."),
+    ] = True,
     reasoning_budget_message: Annotated[
         str,
         _server(
@@ -209,6 +213,7 @@ def serve(
         thinking_message=reasoning_budget_message,
         serve_chat_page=page,
         keep_volatile=keep_volatile,
+        generic_tools=generic_tools,
     )
     check_launched(llm_options["workers"])
     if not is_launched(llm_options["workers"]):  # under torchrun, only rank 0 opens the port

@@ -275,6 +275,7 @@ class ConversationRequest(TextRequest):
                 allow_text=use.allows_text,
                 allow_multiple=use.allows_multiple,
                 thinking=thinking,
+                begun=self.continues_answer,
             )
         except OptionError as error:
             raise self.field_error(error) or error from error
@@ -282,7 +283,9 @@ class ConversationRequest(TextRequest):
         has_blocks = bool(schemas) or answers.reasoning is not None
         parsers = list[AnswerParser]()
         for _ in range(self.n or 1):
-            reader = answers.reader(schemas, opened=opened, has_form=form is not None)
+            reader = answers.reader(
+                schemas, opened=opened, has_form=form is not None, begun=self.continues_answer
+            )
             parser = AnswerParser(reader, allows_text=use.allows_text, text_only=not has_blocks)
             parsers.append(parser)
         params = self.params(
@@ -312,10 +315,17 @@ class ConversationRequest(TextRequest):
             return refuse("tools", f"{expected}, {found}")
         return named
 
-    def check_tools(self, answers: AnswerFormat) -> None:
-        """Raise ``ApiError`` if the request has tools and the format of calls is unknown."""
-        if self.tool_use.allowed_names and isinstance(answers.dialect, str):
-            raise unsupported("tools", answers.dialect.removeprefix("tools: "))
+    def check_tools(self, answers: AnswerFormat, *, allow_generic: bool) -> None:
+        """Raise ``ApiError`` if the request has tools and the model cannot have any.
+
+        Args:
+            answers: format of the model's answers.
+            allow_generic: whether tools may be described in the system message, if the chat
+                template has none.
+        """
+        problem = answers.problem_with_tools(allow_generic=allow_generic)
+        if self.tool_use.allowed_names and problem is not None:
+            raise unsupported("tools", problem)
 
 
 def _wishes_of_template(options: Mapping[str, Any]) -> list[Thinking]:

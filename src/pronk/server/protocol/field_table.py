@@ -277,7 +277,7 @@ _OLLAMA: dict[str, Treatment] = {**_PREDICTION, **_accepted("truncate shift")}
 
 # Options of Ollama's `/api/generate`.
 _OLLAMA_GENERATE: dict[str, Treatment] = {
-    **_refused(names="suffix raw", advice="use /v1/completions"),
+    **_refused(names="raw", advice="use /v1/completions"),
     **_refused(names="template", advice="the server uses the model's template"),
     **_refused(names="context", advice="send the conversation to /api/chat"),
     **_refused(names="messages tools", advice="use /api/chat"),

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,19 +20,25 @@ from pronk import Completion, Piece
 from pronk.base.arrays import Array
 from pronk.server.protocol.answers import chat_logprobs
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
+from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.request import (
+    NO_LIMIT,
+    EngineInputs,
     MaxTokens,
+    PreparedRequest,
     Prompts,
     RequestBody,
     Text,
     check_max,
     refuse,
+    unsupported,
 )
 from pronk.server.protocol.small_routes import EmbeddingRequest
 from pronk.server.protocol.tools import ToolUse, complete_arguments
 from pronk.server.settings import RequestLimits
+from pronk.text import Tokenizer
 
 _NANOSECONDS = 10**9
 # Version of Ollama whose API this is; clients choose features by it.
@@ -189,6 +195,9 @@ class OllamaGenerateRequest(GuidedRequest, ConversationRequest):
 
     prompt: Text = ""  # empty: the model is loaded, and generates nothing
     system: Text | None = None
+    suffix: Text | None = Field(
+        None, description="Text after the place to fill: see OllamaInfillRequest."
+    )
     stream: bool | None = True
     max_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -217,6 +226,65 @@ class OllamaGenerateRequest(GuidedRequest, ConversationRequest):
 
     def read_tools(self) -> ToolUse:
         return ToolUse.of([], None)
+
+
+class OllamaInfillRequest(CompletionRequest):
+    """Body of ``/api/generate`` with a ``suffix``: the answer is the text before the suffix."""
+
+    places: ClassVar[Sequence[str]] = ("text", "completions", "ollama")
+
+    prompt: Text = ""
+    stream: bool | None = True
+    max_tokens: MaxTokens | Literal[0] | None = NO_LIMIT
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        _check_one_sample(self.n)
+        for name in ("echo", "leaps", "logprobs"):
+            if getattr(self, name):
+                problem = "expected no such field with a suffix, found one; use /v1/completions"
+                raise unsupported(name, problem)
+
+    def prepare(
+        self,
+        prompts: Sequence[list[int]],
+        tokenizer: Tokenizer,  # noqa: ARG002 - the base class's argument, for log-probabilities
+        shared_fields: dict[str, Any],
+    ) -> PreparedRequest:
+        params = self.params(max(1, self.max_tokens or 0), guide=self.guide())
+        return PreparedRequest(EngineInputs(prompts, params), OllamaInfillReply(shared_fields))
+
+
+@dataclass
+class OllamaInfillReply:
+    """Builder of the reply to a request of ``/api/generate`` with a ``suffix``."""
+
+    shared_fields: Mapping[str, Any]  # fields that are equal in the reply and in every line
+
+    def start(self) -> list[dict[str, Any]]:
+        """Return no lines: Ollama's streams begin with the first token."""
+        return []
+
+    def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Return one line with the step's text."""
+        text = "".join(piece.text for piece in pieces)
+        return [self._line(text)] if text else []
+
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Do nothing with a step's new tokens: :meth:`whole` reads the finished sample instead."""
+
+    def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
+        """Return the last line, with the reason of the end and the token counts."""
+        (completion,) = done
+        return [{**self._line(""), **_end(completion)}]
+
+    def whole(self, done: Sequence[Completion]) -> dict[str, Any]:
+        (completion,) = done
+        return {**self._line(completion.text), **_end(completion)}
+
+    def _line(self, text: str) -> dict[str, Any]:
+        head = {"model": self.shared_fields["model"], "created_at": _now()}
+        return {**head, "response": text, "done": False}
 
 
 class OllamaEmbedRequest(EmbeddingRequest):

@@ -108,6 +108,11 @@ class RequestBody(BaseModel):
         return body
 
     @property
+    def given(self) -> Mapping[str, Any]:
+        """The object as the client sent it."""
+        return self._given
+
+    @property
     def num_bytes(self) -> int:
         """Number of bytes of the request's JSON text; until it is set, that of a large body."""
         return self._num_bytes

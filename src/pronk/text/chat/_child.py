@@ -5,14 +5,15 @@
 template::
 
     > {"source": "{{ x }}", "values": {"x": "a"}}
-    < {"text": "a", "loops_over_content": false}
+    < {"text": "a", "loops_over_content": false, "reads_tools": false}
     > {"source": "{{"}
     < {"error": "unexpected 'end of template'"}
     > {"source": "{{ 'x' * 10**8 }}", "values": {}}
     < {"over_limit": true}
 
 ``loops_over_content`` is true if the template loops over the parts of a message's content; other
-templates expect a string as content. ``over_limit`` means that memory, recursion or the length of
+templates expect a string as content. ``reads_tools`` is true if the template reads the variable
+``tools``. ``over_limit`` means that memory, recursion or the length of
 the text exceeded a limit.
 
 The Jinja environment is that of transformers (``utils/chat_template_utils.py``), so a template
@@ -124,12 +125,15 @@ del _JINJA.globals["lipsum"]  # remove a function that returns random text
 
 
 @lru_cache(8)  # cache of templates by source; a model has one or two
-def _compile(source: str) -> tuple[Template, bool]:
-    """Return the compiled template, and whether it loops over the parts of a message's content."""
+def _compile(source: str) -> tuple[Template, dict[str, bool]]:
+    """Return the compiled template, and the facts of its source that a reply has."""
     tree = _JINJA.parse(source)
-    loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    facts = {
+        "loops_over_content": any(_is_content(loop.iter) for loop in tree.find_all(nodes.For)),
+        "reads_tools": any(name.name == "tools" for name in tree.find_all(nodes.Name)),
+    }
     template = Template.from_code(_JINJA, _JINJA.compile(tree), _JINJA.make_globals(None))
-    return template, loops
+    return template, facts
 
 
 def _is_content(node: nodes.Node) -> bool:
@@ -157,10 +161,10 @@ def answer(line: bytes) -> bytes:
     reply: dict[str, Any]
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
-        template, loops = _compile(request["source"])
+        template, facts = _compile(request["source"])
         text = template.render(request["values"]) if "values" in request else ""
         over_limit = len(text) > _MAX_TEXT
-        reply = {"over_limit": True} if over_limit else {"text": text, "loops_over_content": loops}
+        reply = {"over_limit": True} if over_limit else {"text": text, **facts}
         return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (MemoryError, RecursionError):
         reply = {"over_limit": True}

@@ -97,6 +97,7 @@ class AnswerGrammar:
         allow_text: bool = True,
         allow_multiple: bool = True,
         thinking: Thinking = "never",
+        begun: bool = False,
     ) -> Guide | None:
         """Return the guide of an answer; ``None`` if the answer may be any text.
 
@@ -107,6 +108,7 @@ class AnswerGrammar:
             allow_text: allow text, in the required form, instead of calls.
             allow_multiple: allow more than one call.
             thinking: place of thoughts in the answer.
+            begun: whether the prompt has the beginning of the text, header included.
 
         Raises:
             OptionError: the schemas and the form are too large together. Schemas that
@@ -115,7 +117,7 @@ class AnswerGrammar:
         # Whether an answer without calls may have anything in addition to its text: thoughts, or a
         # header.
         has_headers = self.reasoning is not None and (
-            thinking != "never" or bool(self.reasoning.before_text)
+            thinking != "never" or (bool(self.reasoning.before_text) and not begun)
         )
         if not schemas and (form is None or not has_headers):
             return form
@@ -123,7 +125,9 @@ class AnswerGrammar:
         if thinking != "never" and self.reasoning is not None:
             rules += self._until("thoughts", self.reasoning.end)
         rules += ["TEXT: /(.|\\n)*/", f"text: {self._others} TEXT"]
-        rules += self._answer(schemas, form, allow_text=allow_text, allow_multiple=allow_multiple)
+        rules += self._answer(
+            schemas, form, allow_text=allow_text, allow_multiple=allow_multiple, begun=begun
+        )
         grammar = "\n".join(rules)
         if schemas and len(grammar) > MAX_SIZE:
             expected = f"tools and a form whose grammar has at most {MAX_SIZE} characters"
@@ -200,6 +204,7 @@ class AnswerGrammar:
         *,
         allow_text: bool,
         allow_multiple: bool,
+        begun: bool,
     ) -> list[str]:
         """Return the rule ``answer``, for the part after the thoughts, and the rules that it needs.
 
@@ -210,7 +215,9 @@ class AnswerGrammar:
         if form is not None:
             rules.append(f"form: {_form(form)}")
         header = ""
-        if dialect is not None:
+        if begun:
+            header = ""
+        elif dialect is not None:
             header = dialect.before_text
         elif self.reasoning is not None:
             header = self.reasoning.before_text

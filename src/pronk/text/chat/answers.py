@@ -10,6 +10,7 @@ from pronk.base.errors import PromptError
 from pronk.text.chat.answer_grammar import MAX_CALLS, AnswerGrammar
 from pronk.text.chat.calls import BareCallReader, CallPart, CallReader
 from pronk.text.chat.dialects import (
+    GENERIC,
     REASONING_FORMATS,
     ReasoningFormat,
     ToolDialect,
@@ -58,6 +59,22 @@ class AnswerFormat:
         except PromptError as error:
             return str(error)
 
+    def problem_with_tools(self, *, allow_generic: bool) -> str | None:
+        """Return why the model cannot have tools; ``None`` if it can.
+
+        Args:
+            allow_generic: whether tools may be described in the system message, if the chat
+                template has none.
+        """
+        if isinstance(self.dialect, str):
+            return self.dialect.removeprefix("tools: ")
+        if self.dialect.name == GENERIC and not allow_generic:
+            return (
+                "expected a model whose chat template has tools, found one without; use another "
+                "model, or leave --no-generic-tools out"
+            )
+        return None
+
     @cached_property
     def thinking_markers(self) -> ThinkingMarkers | None:
         """Markers of thoughts, for a thinking budget; ``None`` if the model does not think."""
@@ -95,7 +112,13 @@ class AnswerFormat:
         opened = self.opened_by(prompt)
         thoughts = thoughts if self.takes_thoughts(prompt) else ""
         form = "{}{}"
-        if self.reasoning is not None and (opened or thoughts):
+        if self.reasoning is not None and self.reasoning.before_text:
+            before_text = self.reasoning.before_text
+            after_thoughts = f"{self.reasoning.end}{self.reasoning.after_end}"
+            form = f"{{}}{before_text}{{}}"
+            if thoughts:
+                form = f"{self.reasoning.begin}{{}}{after_thoughts}{before_text}{{}}"
+        elif self.reasoning is not None and (opened or thoughts):
             begin = "" if opened else f"{self.reasoning.begin}\n"
             line_end = "\n" if thoughts else ""
             form = f"{begin}{{}}{line_end}{self.reasoning.end}\n\n{{}}"
@@ -127,7 +150,12 @@ class AnswerFormat:
         return AnswerGrammar(self.symbols, self._dialect() if tools else None, self.reasoning)
 
     def reader(
-        self, schemas: Mapping[str, str], *, opened: bool, has_form: bool = False
+        self,
+        schemas: Mapping[str, str],
+        *,
+        opened: bool,
+        has_form: bool = False,
+        begun: bool = False,
     ) -> AnswerReader:
         """Return a parser of one answer.
 
@@ -137,11 +165,15 @@ class AnswerFormat:
             opened: whether the prompt ends with the begin marker of thoughts (:meth:`opened_by`).
             has_form: whether text has a required form, such as JSON. If so, only calls with markers
                 are recognized.
+            begun: whether the prompt ends with the beginning of the answer's text
+                (:meth:`begin_answer`).
         """
         dialect = self._dialect() if schemas else None
         if has_form and dialect is not None:
             dialect = replace(dialect, allows_bare=False)
-        return AnswerReader(self.symbols, dialect, self.reasoning, schemas, opened=opened)
+        return AnswerReader(
+            self.symbols, dialect, self.reasoning, schemas, opened=opened, begun=begun
+        )
 
     def _dialect(self) -> ToolDialect:
         if isinstance(self.dialect, str):
@@ -159,6 +191,7 @@ class AnswerReader:
         schemas: schema of the arguments, as JSON text, of each tool that the answer may call, by
             the tool's name; ``None``: the answer has no calls.
         opened: whether the prompt ends with the begin marker of thoughts.
+        begun: whether the prompt ends with the beginning of the answer's text.
     """
 
     def __init__(
@@ -169,11 +202,12 @@ class AnswerReader:
         schemas: Mapping[str, str] | None = None,
         *,
         opened: bool = False,
+        begun: bool = False,
     ) -> None:
         self._symbols = symbols
         schemas = schemas or {}
         in_channels = any(row is not None and row.before_text for row in (dialect, reasoning))
-        self._channels = ChannelReader(symbols, schemas) if in_channels else None
+        self._channels = ChannelReader(symbols, schemas, begun=begun) if in_channels else None
         self._thoughts = ThoughtReader(reasoning, symbols, opened=opened)
         self._calls = None if dialect is None else CallReader(dialect, symbols, schemas)
         self._bare = (

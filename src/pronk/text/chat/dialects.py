@@ -23,6 +23,8 @@ row               models
 ``deepseek``      DeepSeek V3, R1
 ``deepseek 3.1``  DeepSeek V3.1
 ``channels``      gpt-oss
+``generic``       others whose template has no tools: the row ``hermes``, with tools in the
+                  system message (:mod:`pronk.text.chat.generic_tools`)
 ================  ====================================================================
 
 A new family of models adds a row to :data:`TOOL_DIALECTS` or to :data:`REASONING_FORMATS`.
@@ -49,6 +51,9 @@ from pronk.text.tokenizer import Tokenizer
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 # Maximum number of characters of an id that a model writes into a call; Mistral's ids have 9.
 MAX_IDENT = 40
+
+# Name of the format for models whose chat template has no tools.
+GENERIC = "generic"
 
 # Name of the tool in the trial rendering of a chat template: a word that no template contains.
 _PROBE = "zanzibar_9"
@@ -345,6 +350,8 @@ def find_tool_dialect(tokenizer: Tokenizer) -> ToolDialect:
             )
         if row.marker_optional and row.begin not in TokenSymbols(tokenizer).id_only:
             changes["begin"] = ""
+        if not tokenizer.template_reads_tools:
+            changes["name"] = GENERIC
         return replace(row, **changes)
     shown = with_call[: with_call.rindex(_PROBE) + len(_PROBE)][-40:]
     msg = f"tools: expected calls as {names} write them, found {shown!r}"

@@ -8,12 +8,13 @@ an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pronk.base.errors import PromptError
-from pronk.text.tokenizer import Tokenizer
 
+# Function that renders a conversation, such as :meth:`pronk.text.tokenizer.Tokenizer.chat`.
+Render = Callable[[list[dict[str, str]]], str]
 # Contents of the messages of a trial rendering: words that no template contains.
 _SYSTEM = "Zanzibar"
 _FIRST = "Quagga"
@@ -21,27 +22,27 @@ _ANSWER = "Okapi"
 _LAST = "Ibex"
 
 
-def has_system_role(tokenizer: Tokenizer) -> bool:
+def has_system_role(render: Render) -> bool:
     """Return whether the chat template renders a system message at the beginning."""
-    return _renders(tokenizer, [("system", _SYSTEM), ("user", _FIRST)])
+    return _renders(render, [("system", _SYSTEM), ("user", _FIRST)])
 
 
-def has_system_role_anywhere(tokenizer: Tokenizer) -> bool:
+def has_system_role_anywhere(render: Render) -> bool:
     """Return whether the chat template renders a system message between other messages.
 
     The rendered text must have the system message between those messages, too.
     """
     turns = [("user", _FIRST), ("assistant", _ANSWER), ("system", _SYSTEM), ("user", _LAST)]
-    return _renders(tokenizer, turns)
+    return _renders(render, turns)
 
 
-def _renders(tokenizer: Tokenizer, turns: Sequence[tuple[str, str]]) -> bool:
+def _renders(render: Render, turns: Sequence[tuple[str, str]]) -> bool:
     """Return whether the template renders the texts of all ``turns``, in their order.
 
     Each turn is a role and a text.
     """
     try:
-        text = tokenizer.chat([{"role": role, "content": word} for role, word in turns])
+        text = render([{"role": role, "content": word} for role, word in turns])
     except PromptError:
         return False
     places = [text.find(word) for _, word in turns]

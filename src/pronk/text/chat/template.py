@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pronk.base.errors import OptionError, PromptError, TokenizerError, describe_error, refuse
+from pronk.text.chat.generic_tools import have_calls, write_tools
 from pronk.text.chat.messages import (
     Messages,
     TemplateOptions,
@@ -26,6 +28,7 @@ from pronk.text.chat.messages import (
     shorten_ids,
     write_calls,
 )
+from pronk.text.chat.system_messages import has_system_role
 from pronk.text.limited_process import LimitedProcess
 
 
@@ -53,9 +56,10 @@ class Renderer:
             values: variables of the template, as nested JSON values.
 
         Returns:
-            ``text`` and ``loops_over_content`` (whether the template reads the parts of a message's
-            content); or ``error``, one line; or ``over_limit``, if a limit of time, memory or text
-            length was exceeded.
+            ``text``, ``loops_over_content`` (whether the template reads the parts of a message's
+            content) and ``reads_tools`` (whether the template reads the variable ``tools``); or
+            ``error``, one line; or ``over_limit``, if a limit of time, memory or text length was
+            exceeded.
 
         Raises:
             TokenizerError: the child process does not start, or is ended from outside.
@@ -195,6 +199,10 @@ class ChatTemplate:
             ``eos_token``, …).
         renderer: child process in which the template runs.
 
+    Attributes:
+        reads_tools: whether the template reads the variable ``tools``. If not, tools become text
+            of the messages (:mod:`pronk.text.chat.generic_tools`).
+
     Raises:
         TokenizerError: the source is not valid Jinja, or too long.
     """
@@ -222,11 +230,12 @@ class ChatTemplate:
                 "chat template", f"expected valid Jinja, found an error: {reason}", TokenizerError
             )
         self._loops_over_content = reply["loops_over_content"]
+        self.reads_tools: bool = reply["reads_tools"]
         self._in_channels = in_channels(source)
         self._call_form: tuple[tuple[str, str, str], bool] | None = None
-        writes_calls = "tool_calls" in source
+        self._writes_calls = "tool_calls" in source
         for marker, texts, keywords in _UNWRITTEN_CALLS:
-            if marker in source and not writes_calls:
+            if marker in source and not self._writes_calls:
                 self._call_form = (texts, keywords)
                 break
 
@@ -252,6 +261,10 @@ class ChatTemplate:
             {key: value for key, value in message.items() if value is not None}
             for message in checked
         ]
+        if not self.reads_tools and (tools or (not self._writes_calls and have_calls(prepared))):
+            has_system_role = bool(tools) and self._has_system_role
+            prepared = write_tools(prepared, tools or (), has_system_role=has_system_role)
+            tools = None
         if self._call_form is not None:
             (begin, separator, end), keywords = self._call_form
             prepared = [
@@ -295,6 +308,10 @@ class ChatTemplate:
         if "error" in reply:
             refuse("the model's chat template refuses these messages", reply["error"], PromptError)
         return reply["text"]
+
+    @cached_property
+    def _has_system_role(self) -> bool:
+        return has_system_role(self.render)
 
     def _check_options(self, options: TemplateOptions) -> None:
         """Raise an OptionError if an option has the name of a variable that is set otherwise.

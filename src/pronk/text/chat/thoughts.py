@@ -145,9 +145,16 @@ class ChannelReader:
     Models also write the name of the tool before the channel: ``<|start|>assistant
     to=functions.f<|channel|>commentary json<|message|>``. A call of a tool that is not among
     ``names`` is text.
+
+    Args:
+        symbols: symbols of the model's tokens.
+        names: names of the tools that the answer may call.
+        begun: whether the prompt has the beginning of the text, so that the answer continues it.
     """
 
-    def __init__(self, symbols: TokenSymbols, names: Collection[str]) -> None:
+    def __init__(
+        self, symbols: TokenSymbols, names: Collection[str], *, begun: bool = False
+    ) -> None:
         text = symbols.of_text
         self._names = frozenset(names)
         self._channel = text("<|channel|>")
@@ -157,7 +164,8 @@ class ChannelReader:
         self._analysis = f"{self._channel}analysis"
         # symbols that are not parsed yet, because the next ones decide their meaning
         self._held = ""
-        self._kind: Literal["header", "thought", "text", "call"] = "header"
+        self._kind: Literal["header", "thought", "text", "call"]
+        self._kind = "text" if begun else "header"
         self._num_calls = 0
         self._arguments = JsonEnd()
         # Whether the call's arguments begin like a JSON object; None until they begin.

@@ -23,6 +23,7 @@ from pronk.drafting.proposer import DraftContext
 from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.engine.engine import Engine
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.sampling.draft_token import DraftLogits
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -113,13 +114,13 @@ class Stage:
         return [*self.runner.begin(dict(enumerate(contexts)), rows).values()]
 
 
-def check(stage: Stage, found: Array, wanted: Array) -> None:
+def check(stage: Stage, found: DraftLogits, wanted: Array) -> None:
     """Compare logits of the draft vocabulary with those of all tokens, of which the others are
     -inf.
     """
     proposed = proposed_logits(stage, wanted)
     assert np.isfinite(wanted).sum() == len(proposed)
-    np.testing.assert_allclose(found, proposed, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.values, proposed, rtol=1e-4, atol=1e-4)
 
 
 def proposed_logits(stage: Stage, logits: Array) -> Array:
@@ -175,7 +176,7 @@ def test_rows_do_not_depend_on_the_batch_or_on_chunks(name: str, tmp_path: Path)
             draft.add(0, 17)
         for batch in [drafts] if together else [[draft] for draft in drafts]:
             stage.runner.extend(batch)
-        return [scores for draft in drafts for scores in draft.logits]
+        return [scores.values for draft in drafts for scores in draft.logits]
 
     for one, other in zip(
         last_logits((), together=True), last_logits((4,), together=False), strict=True
@@ -191,7 +192,7 @@ def test_quantized_heads_are_close(weights: str, tmp_path: Path) -> None:
     (draft,) = stage.begin([stage.context(TEXT, stage.compute(TEXT))], 4)
     wanted = Reference(head, tiny_module(windows=WINDOWS)).logits(TEXT)
     wanted = proposed_logits(stage, wanted)
-    error = np.abs(draft.logits[0] - wanted).max() / np.abs(wanted).max()
+    error = np.abs(draft.logits[0].values - wanted).max() / np.abs(wanted).max()
     assert 1e-6 < error < (0.05 if weights == "int8" else 0.4)
 
 

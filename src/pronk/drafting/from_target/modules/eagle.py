@@ -14,7 +14,8 @@ have the embedding as input as well. Embedding and LM head are those of the targ
 none.
 
 The LM head of a large vocabulary costs as much as many layers. :meth:`EagleHead.trim` keeps its
-rows of some tokens only; the others are then never drafted.
+rows of some tokens only; the others are then never drafted. :meth:`EagleHead.divide` makes it a
+:class:`~pronk.drafting.shared.two_stage_head.TwoStageHead`, whose tokens are all drafted.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.tensors import AnyCheckpoint, open_checkpoint, read_json
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.drafting.from_target.modules.final_state import FinalState
+from pronk.drafting.shared.token_clusters import cluster_means, stored_clusters
+from pronk.drafting.shared.two_stage_head import TwoStageHead, read_clusters
 from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory, family_names
-from pronk.models.linear import Linear, Norm, choose_linear
+from pronk.models.linear import Linear, Norm, WeightLayout, choose_linear
 from pronk.models.loader import parse_dtype, read_config
 from pronk.models.placer import WeightPlacer
 from pronk.models.program import HeadNorms, KVSource, LinearOutput, Program
@@ -69,12 +72,14 @@ class EagleHead(Decoder):
         feature_norm: MTP's norm of the feature.
         draft_ids: the target's ids of the tokens that the head can propose, ``[draft_vocab]``;
             ``None``: all.
+        two_stage_head: the LM head, if it has two stages; ``None``: it is ``head``.
     """
 
     layers: list[EagleLayer]  # type: ignore[assignment]
     fc: Linear
     token_norm: Norm
     feature_norm: Norm
+    centroids: Linear  # scores of the clusters of a two-stage head in the file
 
     def __init__(self, eagle: EagleConfig, backend: Backend) -> None:
         super().__init__(eagle.layers, backend)
@@ -85,21 +90,32 @@ class EagleHead(Decoder):
         ]
         self.fc_norm: Norm | None = None
         self.draft_ids: DraftIds | None = None
+        self.two_stage_head: TwoStageHead | None = None
 
     def linears(self) -> Iterator[Linear]:
-        """Yield all linear layers, the LM head first; stacked matrices come one by one."""
-        yield from super().linears()
+        """Yield the linear layers that a row reads, the LM head first.
+
+        Stacked matrices come one by one.
+        """
+        if self.two_stage_head is None:
+            yield self.head
+        else:
+            yield from self.two_stage_head.linears()
+        for layer in self.layers:
+            yield from layer.linears()
         yield self.fc
 
     @property
     def tokens(self) -> DraftIds:
         """The target's ids of the tokens that the head can propose, ``[draft_vocab]``."""
-        if self.draft_ids is None:
-            return np.arange(self.head.out_features, dtype=np.int32)
-        return self.draft_ids
+        if self.draft_ids is not None:
+            return self.draft_ids
+        if self.two_stage_head is not None:
+            return np.sort(self.two_stage_head.tokens, axis=None)
+        return np.arange(self.head.out_features, dtype=np.int32)
 
     def trim(self, tokens: DraftIds) -> None:
-        """Propose only those of ``tokens``, the target's ids, that the head can propose.
+        """Propose only those of ``tokens``, the target's ids, that the head of one stage can.
 
         The rows of the LM head are copies in its packed format, so that the logits of these tokens
         keep their bits.
@@ -107,6 +123,35 @@ class EagleHead(Decoder):
         rows = np.flatnonzero(np.isin(self.tokens, tokens))
         self.draft_ids = self.tokens[rows]
         self.head = self.head.take_outputs(rows)
+
+    def divide(self, num_clusters: int, num_best: int, weights: str) -> None:
+        """Divide the LM head into clusters of similar rows.
+
+        Args:
+            num_clusters: number of clusters, a divisor of the number of tokens.
+            num_best: number of clusters whose tokens get logits.
+            weights: how the centroids are stored, as in :func:`load_head`.
+        """
+        rows = self.head.packed.unpack()
+        clusters = stored_clusters(rows, num_clusters)
+        build = choose_linear(self.backend, weights)
+        means = cluster_means(rows, clusters)
+        dtype = parse_dtype("auto", self.eagle.layers)
+        self.split(build(means.astype(dtype), None, WeightLayout(head=True)), clusters, num_best)
+
+    def split(self, centroids: Linear, rows: DraftIds, num_best: int) -> None:
+        """Replace the LM head by one of two stages.
+
+        Args:
+            centroids: layer from a normed output to one score for each cluster.
+            rows: the rows of the LM head in each cluster, ``[clusters, size]``.
+            num_best: number of clusters whose tokens get logits.
+        """
+        ascending = np.sort(rows, axis=1)
+        linears = [self.head.take_outputs(own) for own in ascending]
+        tokens = np.ascontiguousarray(self.tokens[ascending], np.int32)
+        self.two_stage_head = TwoStageHead(centroids, linears, tokens, num_best)
+        del self.head  # its rows are in the two-stage head
 
     def compile_pass(self, program: Program, *, logits: bool) -> None:
         """Append a forward pass; with ``logits``, also norm and LM head of requested rows.
@@ -134,8 +179,16 @@ class EagleHead(Decoder):
         if self.eagle.norm_output:
             program.norm(self.norm)
         if logits:
-            norm = None if self.eagle.norm_output else self.norm
-            program.linear(self.head, norm=norm, to="logits", only_logits_rows=True)
+            two_stage = self.two_stage_head
+            self.compile_logits(program, self.head if two_stage is None else two_stage.centroids)
+
+    def compile_logits(self, program: Program, head: Linear) -> None:
+        """Append the final norm, if the stream is not normed yet, and an LM head or a part of it.
+
+        The logits are those of the rows that want them.
+        """
+        norm = None if self.eagle.norm_output else self.norm
+        program.linear(head, norm=norm, to="logits", only_logits_rows=True)
 
     def _compile_input(
         self, program: Program, token_norm: Norm | None, norm: Norm, *, norm_before: bool = False
@@ -242,6 +295,9 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
     if not _has(stored, "lm_head"):
         head.head = target.head
     head.draft_ids = _read_draft_ids(checkpoint, eagle, stored)
+    if eagle.num_clusters:
+        rows = read_clusters(checkpoint, eagle.draft_vocab_size, eagle.num_clusters)
+        head.split(head.centroids, rows, eagle.num_best)
     return head
 
 
@@ -288,6 +344,9 @@ def plan_head(
         yield DecoderPart("embedding", "table", (table,))
     if _has(stored, "lm_head"):
         yield plan_linear("head", ("lm_head",), (eagle.draft_vocab_size,), size)
+    if eagle.num_clusters:
+        centroids = ("masked_embedding.centroids",)
+        yield plan_linear("centroids", centroids, (eagle.num_clusters,), size)
     yield plan_norm(config, "norm", "norm", size)
     if eagle.kind == "mtp":
         yield plan_norm(config, "token_norm", "token_norm", size)

@@ -56,7 +56,15 @@ _DECODER_KEYS = frozenset(
     "_attn_implementation_autoset".split()
 )
 _HEAD_KEYS = frozenset(
-    ("draft_vocab_size", "target_hidden_size", "quantization_config", "pronk", *_FLAGS)
+    (
+        "draft_vocab_size",
+        "target_hidden_size",
+        "num_centroids",
+        "centroid_intermediate_top_k",
+        "quantization_config",
+        "pronk",
+        *_FLAGS,
+    )
 )
 _SPECULATORS_KEYS = _HEAD_KEYS | frozenset(
     "architectures speculators_model_type speculators_config speculators_version "
@@ -92,6 +100,8 @@ class EagleConfig:
             embedding.
         draft_vocab_size: number of tokens that the head can propose.
         target_hidden_size: width of the target's hidden states.
+        num_clusters: number of clusters of the file's two-stage head; 0: the head has one stage.
+        num_best: number of clusters whose tokens get logits.
         sources: layers of the target (from 1; 0 is the embedding) that EAGLE-3 reads; ``None`` is
             the default rule.
         fc_norm: each hidden state is normed before ``fc`` (EAGLE-3.1).
@@ -120,6 +130,8 @@ class EagleConfig:
     names: HeadNames = EAGLE_NAMES
     verifier: str | None = None
     fingerprint: Fingerprint | None = None
+    num_clusters: int = 0
+    num_best: int = 32
 
     def __post_init__(self) -> None:
         if self.fc_norm and self.norm_before_fc:
@@ -219,6 +231,19 @@ class EagleConfig:
         Raises:
             ConfigError: a key is unknown or has an invalid value, or this is another kind of head.
         """
+        config = cls._parse_layout(kind, raw, stored)
+        if raw.get("num_centroids") is None:
+            return config
+        num_clusters = _size(raw, "num_centroids", 0)
+        check_clusters("config.json: num_centroids", num_clusters, config.draft_vocab_size)
+        num_best = _size(raw, "centroid_intermediate_top_k", 32)
+        return replace(config, num_clusters=num_clusters, num_best=min(num_best, num_clusters))
+
+    @classmethod
+    def _parse_layout(
+        cls, kind: str, raw: Mapping[str, Any], stored: Collection[str]
+    ) -> EagleConfig:
+        """Parse all of ``config.json`` but the sizes of a two-stage head."""
         found = raw.get("speculators_model_type")
         if found is not None and found != kind:
             msg = f"config.json: speculators_model_type: expected {kind}, found {found!r:.80}"
@@ -343,7 +368,7 @@ def _eagle(
         layers,
         _size(raw, "draft_vocab_size", layers.vocab_size),
         _size(raw, "target_hidden_size", layers.hidden_size),
-        sources,
+        sources=sources,
         **flags,
         num_wide=max(1, num_wide),
         verifier=verifier if isinstance(verifier, str) and verifier else None,
@@ -442,6 +467,18 @@ def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         msg = f"config.json: {key}: expected an object, found {value!r:.80}"
         raise ConfigError(msg)
     return value
+
+
+def check_clusters(name: str, num_clusters: int, num_tokens: int) -> None:
+    """Refuse a number of clusters, called ``name``, that does not divide the number of tokens.
+
+    Raises:
+        ConfigError: some clusters would have more tokens than others.
+    """
+    if num_tokens % num_clusters:
+        expected = f"expected a divisor of the {num_tokens} tokens of the head"
+        msg = f"{name}: {expected}, found {num_clusters}"
+        raise ConfigError(msg)
 
 
 def _size(raw: Mapping[str, Any], key: str, default: int) -> int:

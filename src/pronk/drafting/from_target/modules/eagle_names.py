@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from pronk.drafting.shared.two_stage_head import CLUSTER_TOKENS
 from pronk.models.family import LLAMA_LAYER, TensorNames
 from pronk.models.inventory import choose_alternatives
 
@@ -82,7 +83,7 @@ class HeadNames(TensorNames):
 
 
 _LAYER = re.compile(r"layers\.\d+\.")
-_IGNORED = re.compile(rf"d2t|t2d|{_OF_TARGET}.*|.*rotary_emb\.inv_freq")
+_IGNORED = re.compile(rf"d2t|t2d|{re.escape(CLUSTER_TOKENS)}|{_OF_TARGET}.*|.*rotary_emb\.inv_freq")
 
 EAGLE_NAMES = HeadNames(
     prefix="",

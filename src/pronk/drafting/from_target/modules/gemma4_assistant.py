@@ -26,14 +26,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pronk.base.errors import ConfigError, OptionError, locate_error, refuse
 from pronk.base.files.regular import is_file
 from pronk.checkpoint.config import AttentionShape, ModelConfig
 from pronk.checkpoint.rope import refuse_config
-from pronk.checkpoint.tensors import AnyCheckpoint, open_checkpoint, read_json
-from pronk.drafting.shared.two_stage_head import TwoStageHead
+from pronk.checkpoint.tensors import open_checkpoint, read_json
+from pronk.drafting.shared.two_stage_head import CLUSTER_TOKENS, TwoStageHead, read_clusters
 from pronk.models.backend import Backend
 from pronk.models.config_reader import ConfigReader
 from pronk.models.decoder import Decoder, Layer
@@ -44,10 +42,8 @@ from pronk.models.loader import parse_dtype
 from pronk.models.placer import WeightPlacer
 from pronk.models.program import KVSource, Program
 from pronk.models.tensor_plan import DecoderPart, plan_linear, plan_tensors
-from pronk.sampling.draft_token import DraftIds
 
 MODEL_TYPE = "gemma4_assistant"
-_CLUSTERS = "masked_embedding.token_ordering"  # tensor with the tokens of all clusters
 
 
 @dataclass(frozen=True)
@@ -270,7 +266,7 @@ def load_assistant(
     assistant = AssistantDecoder(config, backend)
     names = get_family("gemma4_text").names
     # the numbers of tokens are no weights
-    ignored = f"{names.ignored.pattern}|{re.escape(_CLUSTERS)}"
+    ignored = f"{names.ignored.pattern}|{re.escape(CLUSTER_TOKENS)}"
     names = replace(names, ignored=re.compile(ignored))
     parts = [*plan_tensors(config.layers, names), *_plan_projections(config)]
     inventory = Inventory(checkpoint, config.layers, parts, names)
@@ -279,7 +275,7 @@ def load_assistant(
     for part in parts:
         placer.place(part)
     if config.num_clusters:
-        tokens = _read_clusters(checkpoint, config)
+        tokens = read_clusters(checkpoint, config.layers.vocab_size, config.num_clusters)
         assistant.two_stage_head = TwoStageHead.split(
             assistant.head, assistant.centroids, tokens, config.num_best
         )
@@ -297,20 +293,3 @@ def _plan_projections(config: AssistantConfig) -> Iterator[DecoderPart]:
     if config.num_clusters:
         stored = ("masked_embedding.centroids",)
         yield plan_linear("centroids", stored, (config.num_clusters,), size)
-
-
-def _read_clusters(checkpoint: AnyCheckpoint, config: AssistantConfig) -> DraftIds:
-    """Return the token ids of each cluster, ``[clusters, size]``.
-
-    Raises:
-        CheckpointError: the tensor is missing, or has not each token once.
-    """
-    where = f"{checkpoint.folder}: tensor {_CLUSTERS}"
-    if _CLUSTERS not in checkpoint:
-        refuse(where, "expected the tokens of the clusters, found none; use a complete assistant")
-    checkpoint.check_dtype(_CLUSTERS, ("I64", "I32"))
-    tokens = checkpoint.tensor(_CLUSTERS).reshape(-1)
-    count = config.layers.vocab_size
-    if not np.array_equal(np.sort(tokens), np.arange(count)):
-        refuse(where, f"expected each of {count} tokens once, found others; download it again")
-    return tokens.reshape(config.num_clusters, -1).astype(np.int32)
