@@ -768,10 +768,10 @@ _DRAFTERS = (
     ),
     Fault(
         "after an edit the first match in a prediction counts, not the nearest ahead",
-        "drafting/from_text/alignment.py",
+        "drafting/shared/alignment.py",
         "            rank = (match, position > self._anchor, -abs(position - self._anchor))\n",
         "            rank = (match, True, -position)\n",
-        "drafting/from_text/test_alignment.py",
+        "drafting/shared/test_alignment.py",
     ),
     Fault(
         "draft tokens of a composite drafter stay in the alignment of a prediction",
@@ -782,10 +782,10 @@ _DRAFTERS = (
     ),
     Fault(
         "tokens of a prediction that was met by chance count as found",
-        "drafting/from_text/alignment.py",
+        "drafting/shared/alignment.py",
         "        if match >= _RELIABLE or (match and position == self._anchor + 1):\n",
         "        if match:\n",
-        "drafting/from_text/test_alignment.py",
+        "drafting/shared/test_alignment.py",
     ),
     Fault(
         "verify takes other texts of equal tokens for equal",

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pronk.base.errors import PronkError
-from pronk.drafting.from_text.alignment import Alignment
 from pronk.drafting.ledger import ProposalReport
 from pronk.drafting.proposer import Outcome
 from pronk.drafting.regret import Regret
+from pronk.drafting.shared.alignment import Alignment
 from pronk.drafting.step_costs import StepCosts
 from pronk.sampling.tree import TokenTree
 
@@ -97,7 +97,7 @@ class Stats:
         predicted_tokens: number of tokens of the request's prediction
             (``SamplingParams.prediction``); 0 without one.
         found_tokens: number of these tokens that the output has in the order of the prediction,
-            apart from passages that were moved (:mod:`pronk.drafting.from_text.alignment`). It is
+            apart from passages that were moved (:mod:`pronk.drafting.shared.alignment`). It is
             set at the end of the request, and depends on the two texts alone.
         jumped: number of tokens that the guide forced without a forward pass.
         moved: number of KV rows that were moved because the accepted path was not the first path of

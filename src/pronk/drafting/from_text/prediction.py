@@ -1,7 +1,7 @@
 """Predicted outputs: propose the text that the client expects, and find it again after an edit.
 
 A request may have a *prediction* (``SamplingParams.prediction``), such as the file that the model
-is asked to change. :class:`~pronk.drafting.from_text.alignment.Alignment` says where the output
+is asked to change. :class:`~pronk.drafting.shared.alignment.Alignment` says where the output
 stands in it. The draft tokens are those of the prediction from there on. Between an edit and the
 next reliable match there are two places to continue, and a chain of draft tokens from each.
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from pronk.base.checks import check_integer
 from pronk.base.keywords import known_keywords
-from pronk.drafting.from_text.alignment import Alignment, Place
 from pronk.drafting.proposer import Capabilities, DraftContext, Proposer
+from pronk.drafting.shared.alignment import Alignment, Place
 from pronk.drafting.trie import Trie
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree

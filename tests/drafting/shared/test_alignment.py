@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pronk.drafting.from_text.alignment import Alignment, Place
+from pronk.drafting.shared.alignment import Alignment, Place
 
 TEXT = "the cat sat on the mat, and the dog lay in the sun"
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Longest match in tokens. Among longer ones the nearest counts.
@@ -47,20 +48,28 @@ class Place(NamedTuple):
     match: int
 
 
+@dataclass
 class Alignment:
-    """Where an output stands in a prediction. It depends on the two texts alone."""
+    """Place of an output in a prediction, as a function of the two texts alone.
 
-    def __init__(self, prediction: Sequence[int]) -> None:
-        """Align an empty output with the start of ``prediction``, a sequence of token ids."""
-        self.prediction = prediction
-        self.num_tokens = 0  # number of output tokens so far
-        self._place = Place(0, 0)
-        self._anchor = 0
-        self._recent: list[int] = []  # the last output tokens, at most ``_MAX_MATCH``
-        self._found: set[int] = set()  # indices of the prediction's tokens in reliable matches
-        # for each token, the positions after its occurrences in the prediction, ascending
-        self._ends: dict[int, list[int]] = {}
-        for position, token in enumerate(prediction, 1):
+    Attributes:
+        prediction: token ids of the expected output.
+        num_tokens: number of output tokens so far; initially none.
+    """
+
+    prediction: Sequence[int]
+    num_tokens: int = field(default=0, init=False)
+    _place: Place = field(default=Place(0, 0), init=False)
+    _anchor: int = field(default=0, init=False)
+    # the last output tokens, at most ``_MAX_MATCH``
+    _recent: list[int] = field(default_factory=list, init=False, repr=False)
+    # indices of the prediction's tokens in reliable matches
+    _found: set[int] = field(default_factory=set, init=False, repr=False)
+    # for each token, the positions after its occurrences in the prediction, ascending
+    _ends: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for position, token in enumerate(self.prediction, 1):
             self._ends.setdefault(token, []).append(position)
 
     @property
