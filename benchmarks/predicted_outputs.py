@@ -67,7 +67,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
     stride = max(1, len(rows) // options.limit)
-    llm = LLM(options.model, threads=options.threads)
+    # The prompt is read once, not once per variant.
+    llm = LLM(options.model, threads=options.threads, prefix_cache=True)
     runs: dict[str, list[Run]] = {name: [] for name, _, _ in _VARIANTS}
     for number, row in enumerate(rows[::stride][: options.limit]):
         prompt = row["turns"][0] + options.instruction
@@ -98,7 +99,11 @@ def main() -> None:
         speedup = geometric_mean([plain.seconds / run.seconds for plain, run in pairs])
         summary[name] = {"tokens_per_pass": tokens / passes, "speedup": speedup}
         print(f"{name}: {tokens / passes:.2f} tokens per pass, {speedup:.2f} x plain")
-    result = {"model": llm.path.name, "hardware": describe_hardware(), "prompts": options.limit}
+    result = {
+        "model": llm.path.name,
+        "hardware": describe_hardware(llm.device),
+        "prompts": options.limit,
+    }
     print(json.dumps({**result, "variants": summary}))
 
 
