@@ -30,8 +30,12 @@ FEW = (
     "gptq-4",
     "Q4_K",
 )
-# Some formats are loaded with the warning that their weights are dequantized.
-pytestmark = pytest.mark.filterwarnings("ignore:.* are dequantized to:UserWarning")
+# Some formats are loaded with the warning that their weights are dequantized, or that activations
+# are not quantized as the file says.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* are dequantized to:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*static scales of activations:UserWarning"),
+]
 
 INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 

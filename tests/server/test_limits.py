@@ -20,7 +20,6 @@ from waiting import HUNG, ShiftedClock, eventually
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT = {"prompt": "Hi", "max_tokens": 2}
-TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -89,14 +88,6 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/chat/completions", CHAT | {"messages": []}, "invalid_value", "messages"),
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         ("/v1/chat/completions", CHAT | {"tools": [{}]}, "invalid_value", "tools.0.function"),
-        ("/v1/chat/completions", CHAT | {"tools": [TOOL]}, "unsupported", "tools"),
-        (
-            "/v1/responses",
-            {"input": "x", "tools": [{"type": "function", "name": "f"}]},
-            "unsupported",
-            "tools",
-        ),
-        ("/v1/responses", {"input": "x", "tools": [TOOL]}, "unsupported", "tools"),
         (
             "/v1/responses",
             {"input": [{"type": "item_reference", "id": "x"}]},

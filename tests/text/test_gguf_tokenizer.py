@@ -729,9 +729,11 @@ def test_chat_templates(tmp_path: Path) -> None:
     """As gguf-py writes the list of templates in ``tokenizer_config.json``; ``tool_use`` is for
     requests with tools.
     """
+    text = "{{ messages[0].content }}"
     named = [
-        {"name": name, "template": f"{name}, {{{{ messages[0].content }}}}"}
-        for name in ("default", "tool_use", "rag")
+        {"name": "default", "template": f"default, {text}"},
+        {"name": "tool_use", "template": f"tool_use, {text}, {{{{ tools[0].function.name }}}}"},
+        {"name": "rag", "template": f"rag, {text}"},
     ]
 
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -742,7 +744,7 @@ def test_chat_templates(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert loaded.chat(messages) == "default, hi"
-    assert loaded.chat(messages, tools=tools) == "tool_use, hi"
+    assert loaded.chat(messages, tools=tools) == "tool_use, hi, f"
 
 
 NAMES_OF_PARTS = [f"fim_{part}" for part in ("pre", "suf", "mid", "pad", "rep", "sep")]

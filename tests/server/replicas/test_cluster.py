@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -113,15 +113,15 @@ def dispatcher(cluster: Any) -> Iterator[Dispatcher]:
 
 
 def use_all_replicas(dispatcher: Dispatcher, count: int) -> None:
-    """Wait until the router, which learns of replicas one by one, has sent equally many prompts to
-    each.
+    """Wait until the router, which learns of replicas one by one, has sent equally many of the last
+    prompts to each. Earlier prompts do not count, because a replica may end meanwhile.
     """
-    prompts = Counter[str]()
-    replicas_of(dispatcher).on_accept = prompts.update
+    recent = deque[str](maxlen=2 * count)
+    replicas_of(dispatcher).on_accept = recent.extend
 
     def are_used_alike() -> bool:
         asyncio.run(collect(dispatcher, "x", params(0, 1)))
-        return len(prompts) == count and len({*prompts.values()}) == 1
+        return [*Counter(recent).values()] == [2] * count
 
     assert eventually(are_used_alike)
     replicas_of(dispatcher).on_accept = lambda _: None

@@ -359,7 +359,7 @@ class GgufFile:
             is_text[begins + np.uint32(place)] = False
         data = np.frombuffer(stored, np.uint8)[is_text]
         sizes = (array.ends - begins).astype(np.int32) - np.int32(8)
-        stops = np.cumsum(sizes, dtype=np.int32)
+        stops = np.add.accumulate(sizes, dtype=np.int32)
         starts = stops - sizes
         try:
             data.tobytes().decode()

@@ -29,7 +29,7 @@ class Texts(Sequence[str]):
     def of(cls, texts: Sequence[str]) -> Texts:
         """Return ``texts`` as bytes."""
         stored = [text.encode() for text in texts]
-        stops = np.cumsum([len(text) for text in stored], dtype=np.int32)
+        stops = np.add.accumulate([len(text) for text in stored], dtype=np.int32)
         starts = np.concatenate([np.zeros(1, np.int32), stops])[: len(stored)]
         return cls(np.frombuffer(b"".join(stored), np.uint8), starts, stops)
 
@@ -55,7 +55,7 @@ class Texts(Sequence[str]):
         text = self.data.tobytes().decode()
         # places in characters instead of bytes
         places = np.zeros(len(self.data) + 1, np.int32)
-        np.cumsum((self.data & 0xC0) != 0x80, out=places[1:])
+        np.add.accumulate((self.data & 0xC0) != 0x80, dtype=np.int32, out=places[1:])
         starts = places[self.starts].tolist()
         stops = places[self.stops].tolist()
         return (text[start:stop] for start, stop in zip(starts, stops, strict=True))
