@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pronk.drafting.from_target.eagle3 import Eagle3 as Eagle3
     from pronk.drafting.from_target.eagle3 import Mtp as Mtp
     from pronk.drafting.from_target.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
+    from pronk.drafting.from_text.prediction import Prediction as Prediction
     from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
     from pronk.drafting.from_text.suffix import Suffix as Suffix
     from pronk.drafting.proposer import Drafter as Drafter

@@ -55,6 +55,8 @@ PARAMS = {
         presence_penalty=0.1,
     ),
 }
+# Options on which the text does not depend.
+_WITHOUT_EFFECT = frozenset({"prediction"})
 _SCORED = SamplingParams(max_tokens=1, prompt_logprobs=64)
 
 
@@ -116,7 +118,7 @@ def citation(
     given = [
         f"{each.name}={getattr(params, each.name)!r}"
         for each in fields(params)
-        if getattr(params, each.name) != each.default
+        if each.name not in _WITHOUT_EFFECT and getattr(params, each.name) != each.default
     ]
     settings: dict[str, object] = {
         "bits": llm.bits if llm.bits == "portable" else f"{llm.bits} ({llm.kernels})",

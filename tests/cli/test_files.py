@@ -16,6 +16,7 @@ READ = [
     f"generate {MODEL} --prompt-file FILE",
     f"generate x {MODEL} --json-schema FILE",
     f"generate x {MODEL} --grammar FILE",
+    f"generate x {MODEL} --prediction FILE",
     f"generate x {MODEL} --calibration FILE",
     f"generate x {MODEL} --drafter recycling(table='FILE')",
     f"generate x {MODEL} --drafter suffix(store='FILE')",

@@ -247,6 +247,20 @@ def test_prompt_is_read_verbatim(run: Run, fake: type[FakeLLM], tmp_path: Path, 
         assert fake.made.asked == [text]
 
 
+def test_a_prediction_is_read_from_a_file(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[SamplingParams] = []
+    monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
+    path = tmp_path / "main.py"
+    path.write_text("def f():\n")
+    assert run("generate", "x", "--prediction", str(path))[0] == 0
+    assert [params.prediction for params in seen] == ["def f():\n"]
+    missing = str(tmp_path / "missing")
+    expected = f"prediction: expected a file that can be read at {missing}"
+    assert_mistake(run("generate", "x", "--prediction", missing), expected)
+
+
 def test_a_suffix_fills_in_the_middle(run: Run, fake: type[FakeLLM]) -> None:
     assert run("generate", "x", "--suffix", "y") == (0, "one two three\n", "")
     assert fake.made.asked == ["x|y"]

@@ -32,6 +32,10 @@ from tiny_models import VOCAB, context_of, make_engine, tiny_decoder
 ADAPTIVE = {"threshold", "cape"}
 
 
+# Expected output of every request, of the three tokens that the texts have.
+PREDICTION = (0, 1, 2, 0, 0, 1, 1, 2, 2, 1, 0) * 4
+
+
 def make(name: str) -> Drafter:
     # requests share nothing
     own = {"merged": "merged(prompt_lookup(min_ngram=1), suffix(store_tokens=0), recycling)"}
@@ -92,7 +96,7 @@ class Stage:
         """Return the context of a request, whose last ``drafted`` tokens are another drafter's
         draft tokens.
         """
-        params = SamplingParams()
+        params = SamplingParams(prediction=PREDICTION)
         sampler = Sampler(params, 0, TokenContext(tokens, num_prompt=1), VOCAB)
         block_table = self._table(state, tokens, len(tokens) - 1 - drafted)
         return DraftContext(state, list(tokens), max_depth, max_nodes, params, sampler, block_table)

@@ -146,9 +146,20 @@ OPTIONS |= {
 BAD_WORDS = [[11], [3, 3], [3, 5, 3]]
 
 
+# Expected output of every request: all pairs and triples of the two tokens of repetitive texts, then
+# random tokens.
+PREDICTION = (3, 3, 3, 5, 3, 5, 5, 5, 3, 3, *text(SEED, 60))
+
+
 def params(options: str, index: int, max_tokens: int = 40) -> SamplingParams:
     """Return options of request number ``index``, with its own seed."""
-    return SamplingParams(max_tokens=max_tokens, seed=SEED + index, logprobs=2, **OPTIONS[options])
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=SEED + index,
+        logprobs=2,
+        prediction=PREDICTION,
+        **OPTIONS[options],
+    )
 
 
 def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter | None = None) -> Request:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint
-from pronk import LLM, SamplingParams
+from pronk import LLM, OptionError, SamplingParams
 from pronk.base.arrays import Array
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig
 from pronk.engine.request_factory import RequestFactory
@@ -115,3 +115,21 @@ def test_branch_positions_belong_to_all_samples_of_a_prompt(llm: LLM) -> None:
     assert positions == [[(1, 2), (1, 2)], [()]]
     (group,) = factory.create_batch([[1, 2, 3]], params[:1], proposer, None)
     assert [request.branch_positions for request in group] == [(), ()]
+
+
+def test_a_prediction_is_encoded_as_plain_text(llm: LLM) -> None:
+    """Names of special tokens in it are ordinary tokens; token ids stay as they are."""
+    text = "a <|endoftext|> b"
+    create = llm.request_factory.create_request
+    params = SamplingParams(max_tokens=4, prediction=text)
+    request = create([5, 6], params, llm.get_proposer())
+    assert request.params.prediction == llm.tokenizer.encode_plain(text)
+    params = SamplingParams(max_tokens=4, prediction=(3, 4))
+    assert create([5, 6], params, llm.get_proposer()).params.prediction == (3, 4)
+
+
+def test_token_ids_of_a_prediction_are_checked(llm: LLM) -> None:
+    size = llm.config.vocab_size
+    params = SamplingParams(max_tokens=4, prediction=[0, size])
+    with pytest.raises(OptionError, match=f"^prediction: expected token ids in 0..{size - 1}"):
+        llm.generate([5, 6], params)

@@ -61,6 +61,10 @@ def test_values_out_of_range(name: str, value: Any) -> None:
         ("stop_token_ids", ["5"], "of at least 0, found '5'"),
         ("stop_token_ids", [True], "of at least 0, found True"),
         ("stop_token_ids", 5, "found 5"),
+        ("prediction", [5, -1], "of at least 0, found -1"),
+        ("prediction", ["5"], "of at least 0, found '5'"),
+        ("prediction", 5, "expected a text or a list of token ids, found 5"),
+        ("prediction", b"text", "found b'text'"),
         ("logprob_token_ids", [-1], "of at least 0, found -1"),
         ("logprob_token_ids", [5], "expected logprobs with it"),
         ("stop_token_ids", None, "found None"),
@@ -120,11 +124,18 @@ def test_only_temperature_zero_is_greedy() -> None:
 
 def test_options_as_json_values() -> None:
     options = SamplingParams(
-        stop="a", bad_words=("b",), stop_token_ids=(3,), logit_bias={4: 1.0}, seed=3
+        stop="a",
+        bad_words=("b",),
+        stop_token_ids=(3,),
+        logit_bias={4: 1.0},
+        seed=3,
+        prediction=(1, 2),
     )
     values = options.to_dict()
     assert (values["stop"], values["bad_words"], values["stop_token_ids"]) == (["a"], ["b"], [3])
     assert values["logit_bias"] == {4: 1.0}
+    assert values["prediction"] == [1, 2]
+    assert SamplingParams(prediction="a").to_dict()["prediction"] == "a"
     assert "stops" not in values
     assert SamplingParams(**values).to_dict() == values
 

@@ -20,7 +20,9 @@ import tiny_models
 from drafting.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
 from pronk.base.errors import OptionError
+from pronk.drafting.acceptance_stats import KindKey
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
+from pronk.drafting.head_acceptance import read_head_acceptance
 from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.sampling.params import SamplingParams
@@ -318,6 +320,13 @@ def test_a_little_training_lowers_the_loss(
         assert after[f"held-out KL {number}"] < before[f"held-out KL {number}"]
     assert after["greedy S"] > 1.2
     assert after["T=0.8 S"] > 1.0
+    # the counts of the evaluation travel with the head: greedy (0) and at 0.8 (2)
+    latest = head.folder / "latest"
+    head.export(latest, "", {})
+    counts = read_head_acceptance(latest)
+    assert {key.temperature_class for key in counts} == {0, 2}
+    reached, accepted = counts[KindKey(-1, 1, 0)]
+    assert 0 < accepted < reached
 
 
 @pytest.mark.parametrize("weighting", ["decay", "dpace"])

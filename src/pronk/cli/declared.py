@@ -15,7 +15,7 @@ from pronk.base.errors import OptionError, refuse
 from pronk.base.options import DeclaredOption, declared_options
 from pronk.cache.options import CacheOptions
 from pronk.cli.panels import panel
-from pronk.cli.values import parse_adapters, parse_bias, parse_switch
+from pronk.cli.values import parse_adapters, parse_bias, parse_switch, read_prediction
 from pronk.engine.options import BatchOptions, DraftingOptions
 from pronk.models.options import ModelOptions
 from pronk.sampling.params import SamplingParams
@@ -95,6 +95,7 @@ _FORMS = {
     "bad_words": _repeatable(str, "TEXT"),
     "stop": _repeatable(str, "TEXT"),
     "stop_token_ids": _repeatable(int, "ID"),
+    "prediction": _Form(kind=str, parse=read_prediction, metavar="FILE"),
     "ignore_eos": _Form(flags=("--ignore-eos",), metavar=""),
     "logprobs": _Form(note="They are in the output of --json."),
     "logprob_token_ids": _repeatable(int, "ID"),

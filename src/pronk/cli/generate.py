@@ -69,6 +69,8 @@ def generate(
 
     git diff | pronk generate - --model ./checkpoint --json
 
+    pronk generate "$(cat task.txt main.py)" --prediction main.py
+
     pronk generate "def add(a, b):" --suffix "print(add(1, 2))" --model ./coder.gguf
     """
     from pronk.cli.console import TerminalOutput, prepare
@@ -109,7 +111,7 @@ def generate(
 @shares(
     load=model_options,
     request=sampling_params,
-    without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+    without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids", "prediction"),
 )
 def chat(
     command: typer.Context,

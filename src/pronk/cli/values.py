@@ -104,6 +104,11 @@ def read_prompt(
     return read_text(Path(prompt_file), "prompt-file")
 
 
+def read_prediction(path: str | None) -> str | None:
+    """Return the text of a file with the expected output; ``None`` without a file."""
+    return None if path is None else read_text(Path(path), "prediction")
+
+
 def parse_switch(value: str) -> bool | str:
     """Return True for ``on``, False for ``off``, and any other text, a path, as it is."""
     return {"on": True, "off": False}.get(value, value)

@@ -1,5 +1,6 @@
 from pronk.cache.budget import KVBudget as KVBudget
 from pronk.drafting.acceptance_stats import AcceptanceStats as AcceptanceStats
+from pronk.drafting.acceptance_stats import Counts as Counts
 from pronk.drafting.acceptance_stats import DrafterRates as DrafterRates
 from pronk.drafting.acceptance_stats import RequestAcceptance as RequestAcceptance
 from pronk.drafting.autoregressive import Autoregressive as Autoregressive
@@ -22,8 +23,11 @@ from pronk.drafting.from_target.modules.eagle_config import EAGLE_KINDS as EAGLE
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig as EagleConfig
 from pronk.drafting.from_target.modules.eagle_config import default_sources as default_sources
 from pronk.drafting.from_target.modules.eagle_names import HeadNames as HeadNames
+from pronk.drafting.from_text.prediction import Prediction as Prediction
 from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
+from pronk.drafting.head_acceptance import ACCEPTANCE_FILE as ACCEPTANCE_FILE
+from pronk.drafting.head_acceptance import head_acceptance_document as head_acceptance_document
 from pronk.drafting.ledger import RequestLedger as RequestLedger
 from pronk.drafting.loaded_models import LoadedModels as LoadedModels
 from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE

@@ -26,7 +26,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pronk.sampling.tree import TokenTree
 
@@ -46,9 +46,30 @@ _TEMPERATURES = (0.0, 0.5, 1.0)
 
 _ALL = -1  # in place of a kind: counts over all kinds of a drafter's draft tokens
 
+# Largest number of draft tokens of a kind that counts on other texts stand for.
+_MAX_ASSUMED = 256.0
+
 # Key of a pair of counts: label of the drafter, kind of draft token, depth, and index of the
 # temperature class.
 _Key = tuple[str, int, int, int]
+
+
+class KindKey(NamedTuple):
+    """Key of one drafter's counts.
+
+    Attributes:
+        kind: kind of draft token.
+        depth: depth, 1..4; 4 stands for all larger depths, too.
+        temperature_class: index of the range of temperatures.
+    """
+
+    kind: int
+    depth: int
+    temperature_class: int
+
+
+# Numbers of reached and of accepted draft tokens of one drafter.
+Counts = Mapping[KindKey, tuple[float, float]]
 
 
 class AcceptanceStats:
@@ -60,6 +81,31 @@ class AcceptanceStats:
     def __init__(self) -> None:
         # for each key, the numbers of reached and of accepted draft tokens
         self.counts: dict[_Key, list[float]] = {}
+        self._assumed: set[str] = set()  # labels of the drafters whose known counts were added
+
+    def assume(self, known: Mapping[str, Counts]) -> None:
+        """Begin with counts on other texts, where nothing has been counted yet.
+
+        ``known`` has the counts of each drafter by its label. They stand for at most 256 draft
+        tokens of a kind, so that the counts of this engine soon outweigh them. Later calls for a
+        drafter change nothing.
+        """
+        for label, counts in known.items():
+            if label in self._assumed:
+                continue
+            self._assumed.add(label)
+            for key, (reached, accepted) in counts.items():
+                scale = min(1.0, _MAX_ASSUMED / max(reached, 1.0))
+                self.counts.setdefault((label, *key), [scale * reached, scale * accepted])
+
+    def take(self, label: str) -> Counts:
+        """Remove and return the counts of a drafter."""
+        keys = [key for key in self.counts if key[0] == label]
+        found = dict[KindKey, tuple[float, float]]()
+        for key in keys:
+            reached, accepted = self.counts.pop(key)
+            found[KindKey(*key[1:])] = (reached, accepted)
+        return found
 
     def rate(self, label: str, kind: int, depth: int, temperature: float, prior: float) -> float:
         """Return the acceptance rate of a drafter's draft tokens of a kind at a depth.

@@ -22,7 +22,8 @@ def propose_planned(
 ) -> None:
     """Call a drafter for the requests in which it may propose; add its trees to ``unions``.
 
-    The planner decides for each request. The duration is recorded in the requests' ledgers.
+    The planner decides for each request for which the drafter may have draft tokens. The duration
+    is recorded in the requests' ledgers.
 
     Args:
         proposer: the drafter.
@@ -35,6 +36,8 @@ def propose_planned(
     planned: list[DraftContext[Any]] = []
     own_unions: list[TreeUnion] = []
     for context, union in zip(contexts, unions, strict=True):
+        if not proposer.drafts_for(context.params):
+            continue
         context.plan = context.ledger.plan(proposer, context, union)
         if context.plan.reason is not None:
             planned.append(context)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pronk.base.arrays import Array
@@ -25,7 +26,7 @@ from pronk.base.errors import OptionError, PronkError, describe_error
 from pronk.base.options import check_options
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ModelConfig
-from pronk.drafting.acceptance_stats import RequestAcceptance
+from pronk.drafting.acceptance_stats import Counts, RequestAcceptance
 from pronk.drafting.ledger import RequestLedger
 from pronk.drafting.planner import EVERYTHING, DraftPlan
 from pronk.drafting.step_costs import ChainCosts, StepCosts
@@ -301,6 +302,8 @@ class Proposer(Drafter, Generic[State]):
         target: bound model; ``None`` if the proposer works with any model.
         model_name: folder or Hub id of the drafter's own model, if the options name one.
         models: models from ``target.loaded_models``, those of the parts included.
+        known_acceptance: by label, acceptance counts on other texts, with which an engine begins;
+            those of the parts included.
         parts: the proposers that this one combines, set by :meth:`set_parts`. They are started,
             informed and stopped together with it.
     """
@@ -309,6 +312,7 @@ class Proposer(Drafter, Generic[State]):
     target: Target | None = None
     model_name: str | None = None
     models: tuple[object, ...] = ()
+    known_acceptance: Mapping[str, Counts] = MappingProxyType({})
     parts: tuple[Proposer[Any], ...] = ()
 
     @property
@@ -322,9 +326,15 @@ class Proposer(Drafter, Generic[State]):
         return self.label
 
     def set_parts(self, parts: Sequence[Proposer[Any]]) -> None:
-        """Set ``parts``, and the ``models`` and ``capabilities`` that follow from them."""
+        """Set ``parts``, and the attributes that follow from them.
+
+        These are ``models``, ``known_acceptance`` and ``capabilities``.
+        """
         self.parts = tuple(parts)
         self.models = tuple(model for part in self.parts for model in part.models)
+        self.known_acceptance = dict(
+            item for part in self.parts for item in part.known_acceptance.items()
+        )
         needs = [part.capabilities for part in self.parts]
         self.capabilities = Capabilities(
             hidden=tuple(sorted({layer for each in needs for layer in each.hidden})),
@@ -336,6 +346,13 @@ class Proposer(Drafter, Generic[State]):
             observes_all_steps=any(each.observes_all_steps for each in needs),
             self_budgeting=all(each.self_budgeting for each in needs),
         )
+
+    def drafts_for(self, params: SamplingParams) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether the proposer may have draft tokens for requests with these options.
+
+        The planner does not consider it for other requests.
+        """
+        return True
 
     def chain_costs(
         self,

@@ -27,6 +27,7 @@ DRAFTERS: dict[str, str] = {
     "autoregressive": "drafting.autoregressive:Autoregressive",
     "prompt_lookup": "drafting.from_text.prompt_lookup:PromptLookup",
     "suffix": "drafting.from_text.suffix:Suffix",
+    "prediction": "drafting.from_text.prediction:Prediction",
     "recycling": "drafting.from_outputs.recycling:Recycling",
     "draft_model": "drafting.from_draft.draft_model:DraftModel",
     "eagle3": "drafting.from_target.eagle3:Eagle3",

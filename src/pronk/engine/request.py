@@ -336,6 +336,9 @@ class Request:
         if stop is not None:
             result.finish("stop", stop)
         result.text += text
+        if result.finish_reason and self.params.prediction:
+            assert not isinstance(self.params.prediction, str), "expected token ids"
+            self.stats.count_prediction(self.params.prediction, self.output)
         result.undelivered.append(Token(token, text, source, len(self.stats.steps), logprobs))
         return result.finish_reason is None
 

@@ -325,6 +325,9 @@ class RequestFactory:
         after those of the options; each receives the tokens after ``prompt`` and ``output``.
         """
         context = self.config.context
+        if isinstance(params.prediction, str):
+            token_ids = self.tokenizer.encode_plain(params.prediction)
+            params = replace(params, prediction=token_ids)
         if len(prompt) + params.max_tokens > context:
             msg = (
                 f"max_tokens: expected at most {context - len(prompt)} after a prompt of "
@@ -412,7 +415,10 @@ class RequestFactory:
             )
             raise OptionError(msg)
         vocab = self.config.vocab_size
-        for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
+        id_options = ["logit_bias", "stop_token_ids", "logprob_token_ids"]
+        if not isinstance(params.prediction, str):
+            id_options.append("prediction")
+        for name in id_options:
             for token in getattr(params, name) or ():
                 if token >= vocab:
                     msg = f"{name}: expected token ids in 0..{vocab - 1}, found {token}"

@@ -75,6 +75,8 @@ class Speculator:
             stats = (
                 None if self._stats_by_adapter is None else self._stats_by_adapter[request.adapter]
             )
+            if stats is not None:
+                stats.assume(request.speculation.proposer.known_acceptance)
             acceptance = RequestAcceptance(stats, params.temperature, private=params.rejects)
             request.speculation.ledger = RequestLedger(self.ledger, acceptance)
             request.stats.regret = request.speculation.ledger.regret

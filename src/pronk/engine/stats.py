@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from pronk.base.errors import PronkError
 from pronk.drafting.ledger import ProposalReport
 from pronk.drafting.proposer import Outcome
 from pronk.drafting.regret import Regret
+from pronk.drafting.shared.alignment import Alignment
 from pronk.drafting.step_costs import StepCosts
 from pronk.sampling.tree import TokenTree
 
@@ -18,7 +19,8 @@ _NUM_BINS = 10  # number of bins in ``Stats.gain_stats``
 _JSON_KEYS = (
     "prompt_tokens generated_tokens preemptions cached_tokens disk_tokens target_steps "
     "step_compression drafted "
-    "accepted compile_seconds jumped moved sources draft_error acceptance draft_seconds "
+    "accepted compile_seconds predicted_tokens found_tokens jumped moved sources draft_error "
+    "acceptance draft_seconds "
     "target_seconds total_seconds "
     "ttft tokens_per_second"
 ).split()
@@ -92,6 +94,11 @@ class Stats:
         disk_tokens: number of ``cached_tokens`` that were read from the prompt cache on disk.
         compile_seconds: seconds of compiling the guide's grammar; a cached grammar was compiled for
             an earlier request.
+        predicted_tokens: number of tokens of the request's prediction
+            (``SamplingParams.prediction``); 0 without one.
+        found_tokens: number of these tokens that the output has in the order of the prediction,
+            apart from passages that were moved (:mod:`pronk.drafting.shared.alignment`). It is
+            set at the end of the request, and depends on the two texts alone.
         jumped: number of tokens that the guide forced without a forward pass.
         moved: number of KV rows that were moved because the accepted path was not the first path of
             the tree.
@@ -116,6 +123,8 @@ class Stats:
     cached_tokens: int = 0
     disk_tokens: int = 0
     compile_seconds: float = 0.0
+    predicted_tokens: int = 0
+    found_tokens: int = 0
     jumped: int = 0
     moved: int = 0
     draft_seconds: float = 0.0
@@ -147,6 +156,13 @@ class Stats:
             self.gain_stats[index] = GainStats(
                 count + 1, sum_predicted + predicted, sum_accepted + accepted
             )
+
+    def count_prediction(self, prediction: Sequence[int], output: Sequence[int]) -> None:
+        """Count the tokens of a request's prediction, and those of them that its output has."""
+        alignment = Alignment(prediction)
+        alignment.extend(output)
+        self.predicted_tokens = len(prediction)
+        self.found_tokens = alignment.num_found
 
     def check_proposer(self) -> None:
         """Raise ``PronkError`` if the drafter failed during the request.

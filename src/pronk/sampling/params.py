@@ -165,6 +165,18 @@ class SamplingParams:
             ),
         ),
     ] = "coupled"
+    prediction: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            "Text that is expected as the output, such as a file to be changed. It is drafted "
+            "from, and never changes the output.",
+            absent="none",
+            details=(
+                "A text or token ids. The drafters ``auto`` and ``prediction`` use it; the "
+                "statistics count how many of its tokens the output has."
+            ),
+        ),
+    ] = None
     n: Annotated[
         int,
         Option(
@@ -223,6 +235,7 @@ class SamplingParams:
             )
             raise OptionError(msg)
         _check_bias(self.logit_bias)
+        _check_prediction(self.prediction)
         for name in ("stop_token_ids", "logprob_token_ids"):
             for token in _check_list(name, getattr(self, name)):
                 check_integer(name, token, 0)
@@ -268,6 +281,8 @@ class SamplingParams:
         """Return the options as JSON values, by their names."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
+        if not isinstance(self.prediction, str | None):
+            values["prediction"] = list(self.prediction)
         values["bad_words"] = list(self.bad_words)
         values["stop"] = list(self.stops)
         values["stop_token_ids"] = list(self.stop_token_ids)
@@ -306,6 +321,16 @@ def _check_bias(bias: object) -> None:
     for token, value in bias.items():
         check_integer("logit_bias", token, 0)
         check_number("logit_bias", value, -100.0, 100.0)
+
+
+def _check_prediction(prediction: object) -> None:
+    if prediction is None or isinstance(prediction, str):
+        return
+    if isinstance(prediction, bytes) or not isinstance(prediction, Sequence):
+        msg = f"prediction: expected a text or a list of token ids, found {prediction!r:.60}"
+        raise OptionError(msg)
+    for token in prediction:
+        check_integer("prediction", token, 0)
 
 
 def _check_list(name: str, value: object) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pronk.drafting import ACCEPTANCE_FILE, head_acceptance_document
 from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
@@ -348,6 +349,8 @@ class EagleTraining(Objective[EagleModule]):
         ``card`` is the content of ``README.md``.
         """
         documents = {"config.json": self.config.document(self.options.num_tokens)}
+        if self.acceptance:
+            documents[ACCEPTANCE_FILE] = head_acceptance_document(self.acceptance)
         export_tensors(folder, self.module.exported(), documents, card)
 
 

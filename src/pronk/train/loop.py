@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -30,13 +31,14 @@ from torch import Tensor, nn
 from pronk import LLM, OptionError, PronkError
 from pronk.backends import set_threads
 from pronk.base import number_texts
+from pronk.drafting import Counts
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import ProcessGroup, local_device
 from pronk.train.optim import Optimizers, Schedule
 from pronk.train.options import LoopOptions
-from pronk.train.served import SERVED_TOKENS, measure
+from pronk.train.served import SERVED_TOKENS, measure, take_acceptance
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -62,6 +64,8 @@ class Objective(ABC, Generic[Module]):
     phases: tuple[Batches, Batches]
     # Values that must be unchanged when a run is resumed, in addition to the options of the loop.
     identity: dict[str, Any]
+    # Acceptance counts of the last :meth:`serve`, which travel with the exported drafter.
+    acceptance: Counts = MappingProxyType({})
 
     @abstractmethod
     def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> PassResult:
@@ -119,8 +123,12 @@ class Objective(ABC, Generic[Module]):
         if not prompts:
             return {}
         latest = self.folder / "latest"
+        self.acceptance = {}
         self.export(latest, "", {})
-        return measure(llm, spec.format(model=str(latest)), prompts, SERVED_TOKENS, seconds)
+        drafter = spec.format(model=str(latest))
+        figures = measure(llm, drafter, prompts, SERVED_TOKENS, seconds)
+        self.acceptance = take_acceptance(llm, drafter)
+        return figures
 
 
 Trained = TypeVar("Trained", bound=Objective[Any])

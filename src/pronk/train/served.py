@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pronk import LLM
-from pronk.drafting import make_drafter
+from pronk.drafting import Counts, make_drafter
 from pronk.lab import ctar_curve
 from pronk.serving import Stats
 from pronk.train.clock import limit_time
@@ -70,6 +70,15 @@ def measure(
             figures[f"{name} CTAR({w})"] = share
         figures[f"{name} S"] = total.step_compression
     return figures
+
+
+def take_acceptance(llm: LLM, spec: str) -> Counts:
+    """Return the acceptance counts of a drafter that :func:`measure` has measured, and forget them.
+
+    Empty if the model keeps no counts (``calibration=False``).
+    """
+    stats = llm.calibration.stats
+    return {} if stats is None else stats.take(make_drafter(spec).bind(llm.target).label)
 
 
 def is_served(name: str) -> bool:

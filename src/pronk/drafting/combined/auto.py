@@ -21,6 +21,7 @@ from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.drafting.from_outputs.recycling import Recycling
+from pronk.drafting.from_text.prediction import Prediction
 from pronk.drafting.from_text.suffix import Suffix
 from pronk.drafting.planned_calls import observe_planned, propose_planned
 from pronk.drafting.proposer import (
@@ -72,7 +73,8 @@ class Auto(Composite):
     def bind(self, target: Target) -> AutoProposer:
         given = self.bind_parts(target)
         names = _names(given)
-        found = [each for each in (Suffix(store_tokens=0), Recycling()) if each.name not in names]
+        installed = (Prediction(), Suffix(store_tokens=0), Recycling())
+        found = [each for each in installed if each.name not in names]
         without_model = [
             *(each.bind(target) for each in found),
             *(each for each in given if not each.models),

@@ -31,11 +31,12 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
 from pronk.checkpoint.hub.names import MTP_FILES
 from pronk.checkpoint.tensors import open_checkpoint, read_json
-from pronk.drafting.acceptance_stats import DrafterRates
+from pronk.drafting.acceptance_stats import Counts, DrafterRates
 from pronk.drafting.from_target._eagle_runner import EagleRunner, HeadDraft
 from pronk.drafting.from_target.modules.eagle import EagleHead, load_head
 from pronk.drafting.from_target.modules.eagle_config import check_clusters
 from pronk.drafting.from_target.modules.eagle_names import find_mtp_names
+from pronk.drafting.head_acceptance import read_head_acceptance
 from pronk.drafting.planner import DEFAULT_RATE
 from pronk.drafting.proposer import (
     Capabilities,
@@ -152,7 +153,7 @@ class Eagle3(Drafter):
         clusters = f"{self.num_best} of {self.num_clusters}"
         kind = (self.name, self.weights, str(self.draft_vocab), str(self.draft_text), clusters)
         runner = models.get_or_load(folder, *kind, load=load_runner)
-        return Eagle3Proposer(self, runner)
+        return Eagle3Proposer(self, runner, read_head_acceptance(folder))
 
     def _find_head(self, target: Target) -> Path:
         """Return the folder or file of the head; raise OptionError if there is none."""
@@ -240,13 +241,15 @@ class Eagle3Proposer(Proposer[DraftCache]):
 
     capabilities = Capabilities(computes_features=True, observes_all_steps=False)
 
-    def __init__(self, options: Eagle3, runner: EagleRunner) -> None:
+    def __init__(self, options: Eagle3, runner: EagleRunner, acceptance: Counts) -> None:
+        """Create a proposer; ``acceptance`` are the counts that travel with the head."""
         self.options = options
         self.runner = runner
         self.name = options.name
         self.target = runner.target
         self.models = (runner,)
         self.model_name = options.model
+        self.known_acceptance = {self.label: acceptance}
 
     def start(self, prompt: Sequence[int]) -> DraftCache:  # noqa: ARG002 - the first proposal reads it
         return self.runner.module.make_cache()

@@ -234,8 +234,10 @@ def generate_texts(
     options = SamplingParams(
         max_tokens=settings.max_tokens, logprobs=1, rule=settings.rule, **MODES[mode]
     )
+    # The prompt as the prediction: parts of it often recur in the text.
     params = [
-        replace(options, seed=derive_seed(settings.seed, index)) for index in range(len(prompts))
+        replace(options, seed=derive_seed(settings.seed, index), prediction=prompt.ids)
+        for index, prompt in enumerate(prompts)
     ]
     batch_size = len(prompts) if batch else 1
     completions: list[Completion] = []

@@ -15,6 +15,7 @@ from pronk.server.protocol.answers import AnswerParser, Delta, chat_logprobs
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import GuidedRequest
 from pronk.server.protocol.parts import Content, as_result, texts_of
+from pronk.server.protocol.prediction import PredictedRequest
 from pronk.server.protocol.request import (
     NO_LIMIT,
     MaxTokens,
@@ -248,7 +249,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
     return {"tool_calls": [{"index": block.call.index, **call}]}
 
 
-class ChatRequest(GuidedRequest, ConversationRequest):
+class ChatRequest(PredictedRequest, GuidedRequest, ConversationRequest):
     """Body of ``/v1/chat/completions``."""
 
     places: ClassVar[Sequence[str]] = ("text", "chat")

@@ -13,6 +13,7 @@ from pydantic import Field
 from pronk import Completion, ContextFile, Piece
 from pronk.server.protocol.answers import Report, TokenTexts
 from pronk.server.protocol.guides import GuidedRequest
+from pronk.server.protocol.prediction import PredictedRequest
 from pronk.server.protocol.request import (
     EngineInputs,
     MaxTokens,
@@ -33,7 +34,7 @@ from pronk.text import Tokenizer, TokenOffsets, output_offsets, prompt_offsets, 
 _MAX_TOKENS = 16  # default of ``max_tokens`` in the OpenAI API
 
 
-class CompletionRequest(GuidedRequest):
+class CompletionRequest(PredictedRequest, GuidedRequest):
     """Body of ``/v1/completions``."""
 
     places: ClassVar[Sequence[str]] = ("text", "completions")

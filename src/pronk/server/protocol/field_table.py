@@ -93,7 +93,7 @@ _TEXT: dict[str, Treatment] = {
     ),
     # Hints about drafts, on which the text does not depend, and about verbosity, which no model
     # has.
-    **_accepted("prediction draft_model speculative num_draft_tokens verbosity plugins"),
+    **_accepted("draft_model speculative num_draft_tokens verbosity plugins"),
     # Searches that the server cannot make; the request asks for an answer all the same.
     **_accepted("web_search_options enable_search search_options search_parameters"),
     # Other names of pronk's fields.
@@ -221,6 +221,9 @@ _COMPLETIONS: dict[str, Treatment] = {
     **_accepted("parallel_tool_calls"),
 }
 
+# The expected text, from which only the routes of chats and completions draft.
+_PREDICTION = _accepted("prediction")
+
 # Options of `/infill`.
 _INFILL: dict[str, Treatment] = {
     "suffix": Renamed("input_suffix"),
@@ -228,6 +231,7 @@ _INFILL: dict[str, Treatment] = {
 
 # Options of `/v1/responses`.
 _RESPONSES: dict[str, Treatment] = {
+    **_PREDICTION,
     **_accepted(
         """
         client_metadata truncation max_tool_calls context_management background_options
@@ -251,6 +255,7 @@ _RESPONSES: dict[str, Treatment] = {
 
 # Options of `/v1/messages`.
 _ANTHROPIC: dict[str, Treatment] = {
+    **_PREDICTION,
     # Edits of a context that is too long: without them the model reads the whole context.
     **_accepted("context_management compaction cache_edits"),
     # Tools of other servers, which the answer cannot call.
@@ -268,7 +273,7 @@ _ANTHROPIC: dict[str, Treatment] = {
 
 # Options of Ollama's `/api/chat` and `/api/generate`: what to do with a prompt that is too long,
 # which is refused here.
-_OLLAMA: dict[str, Treatment] = _accepted("truncate shift")
+_OLLAMA: dict[str, Treatment] = {**_PREDICTION, **_accepted("truncate shift")}
 
 # Options of Ollama's `/api/generate`.
 _OLLAMA_GENERATE: dict[str, Treatment] = {

@@ -515,7 +515,7 @@ class TextRequest(RequestBody):
 
 
 # Options of SamplingParams whose values params() converts from the form that requests have.
-_CONVERTED = frozenset({"seed", "stop_token_ids", "bad_words", "logit_bias"})
+_CONVERTED = frozenset({"seed", "stop_token_ids", "bad_words", "logit_bias", "prediction"})
 # Options of SamplingParams that are fields of requests with the same values.
 _UNCHANGED = [
     name
@@ -640,19 +640,26 @@ class RunningUsage:
 def usage(done: Sequence[Completion], n: int, num_thought_tokens: int = 0) -> dict[str, Any]:
     """Return the field ``usage``: token counts, decoding steps and draft tokens of all samples.
 
-    The tokens of a prompt count once for its ``n`` samples.
+    The tokens of a prompt count once for its ``n`` samples. Rejected tokens of a prediction are not
+    in the output, and are not counted as ``completion_tokens``.
     """
     stats = [completion.stats for completion in done]
     first_stats = stats[::n]  # statistics of the first sample of each prompt
     prompt = sum(each.prompt_tokens for each in first_stats)
     cached = sum(min(each.cached_tokens, each.prompt_tokens) for each in first_stats)
     generated = sum(each.generated_tokens for each in stats)
+    predicted = sum(each.predicted_tokens for each in stats)
+    found = sum(each.found_tokens for each in stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": num_thought_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": num_thought_tokens,
+            "accepted_prediction_tokens": found,
+            "rejected_prediction_tokens": predicted - found,
+        },
         "steps": sum(each.target_steps for each in stats),
         "drafted": sum(each.drafted for each in stats),
         "accepted": sum(each.accepted for each in stats),

@@ -96,7 +96,9 @@ class ResponsesReply(AnswerReply):
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": counts["completion_tokens_details"],
+            "output_tokens_details": {
+                "reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]
+            },
             "total_tokens": counts["total_tokens"],
             **{name: counts[name] for name in ("steps", "drafted", "accepted")},
         }

@@ -31,7 +31,13 @@ from pronk.checkpoint import (
     parse_dtype,
     read_json,
 )
-from pronk.drafting import EAGLE_KINDS, EagleConfig, default_sources, plan_head
+from pronk.drafting import (
+    ACCEPTANCE_FILE,
+    EAGLE_KINDS,
+    EagleConfig,
+    default_sources,
+    plan_head,
+)
 from pronk.train.quantization.rounding import (
     WHOLE_ROW,
     RoundingRule,
@@ -169,8 +175,8 @@ def _write(
 ) -> None:
     """Write a head to the folder ``out``.
 
-    Its card is that of the head in ``folder`` with ``note`` at the end; ``document`` is its
-    ``config.json``.
+    Its card is that of the head in ``folder`` with ``note`` at the end, and its acceptance counts
+    are those of that head; ``document`` is its ``config.json``.
     """
     entries = [
         ShardEntry(CheckpointTensor(name, each.shape), name, each.dtype)
@@ -186,6 +192,10 @@ def _write(
         card = folder / "README.md"
         text = card.read_text(encoding="utf-8") if card.is_file() else f"# {out.name}\n"
         write_text(partial / "README.md", text + note)
+        # Rounding the weights hardly changes the acceptance.
+        acceptance = folder / ACCEPTANCE_FILE
+        if acceptance.is_file():
+            write_text(partial / ACCEPTANCE_FILE, acceptance.read_text(encoding="utf-8"))
 
 
 def _note(result: QuantizedHead, command: str) -> str:
