@@ -102,6 +102,9 @@ def main() -> None:
     command.add_argument("--threads", type=int, default=2)
     command.add_argument("--rounds", type=int, default=2)
     command.add_argument("--llama-bench", type=Path, help="llama.cpp's program")
+    command.add_argument(
+        "--llama-long", action="store_true", help="llama.cpp reads the longer prompt, too: minutes"
+    )
     command = commands.add_parser("table")
     command.add_argument("results", type=Path)
     options = parser.parse_args()
@@ -158,6 +161,7 @@ def measure(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     models.close()
     if theirs:
         report["llama.cpp"] = theirs
+    if theirs and options.llama_long:
         report["llama.cpp long_prompt"] = llama_bench(options, path, [LONG], 0)[str(LONG)]
     return report
 
@@ -251,6 +255,7 @@ def speed_row(name: str, found: dict[str, Any]) -> str:
         rate += f" ({1 / theirs['plain']:.1f})"
         curve += f" ({' / '.join(f'{1e3 * theirs[str(rows)]:.0f}' for rows in ROWS)})"
         short += f" ({theirs[str(SHORT)]:.1f})"
+    if "llama.cpp long_prompt" in found:
         long += f" ({found['llama.cpp long_prompt']:.0f})"
     label = name
     if name in LAYERS:

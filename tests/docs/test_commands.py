@@ -306,6 +306,7 @@ def documented_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (folder / "person.json").write_text(json.dumps(schema))
     (folder / "sums.lark").write_text("start: /[0-9]/")
+    (folder / "main.py").write_text("print(1)\n")
     (folder / "store").symlink_to(tiny_model() / "datastore")
     for seed, name in enumerate(("sql-lora", "notes-lora")):
         write_adapter(folder / name, tiny_model(), seed=seed)

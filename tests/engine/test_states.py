@@ -388,6 +388,7 @@ def test_a_draft_model_that_skips_text(name: str, monkeypatch: pytest.MonkeyPatc
         begin_at(cache, start)
 
     monkeypatch.setattr(DraftCache, "begin_at", begin)
+    monkeypatch.setattr("engine.cases.PREDICTION", None)  # so that ``auto`` asks the draft model
     want = plain(FLOAT32, "repetitive", **RECURRENT)
     ticks = itertools.count()
     made = engine(

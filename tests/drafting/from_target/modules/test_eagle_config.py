@@ -340,6 +340,7 @@ def test_packaged_heads(
     assert Eagle3().find_default(tmp_path, config) == tmp_path / "eagle3"
     engine = make_engine(tiny_decoder())
     assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == [
+        "prediction",
         "suffix",
         "recycling",
         "eagle3",
