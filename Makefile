@@ -91,7 +91,8 @@ sanitize: $(SANITIZED)
 		tests/kernels/test_latent_attention.py::test_sizes_that_are_no_whole_blocks_are_refused \
 		tests/models/test_kv_sources.py::test_trees_of_several_requests \
 		tests/models/test_recurrence.py::test_chunks tests/models/test_state_traffic.py \
-		tests/drafting/from_text/test_growth.py \
+		tests/drafting/from_text/test_growth.py tests/text/test_score_tokenizer.py \
+		tests/drafting/from_target/test_two_stages.py::test_centroids_of_the_file_are_used \
 		--deselect tests/kernels/test_choices.py::test_samples_follow_the_softmax_of_the_logits \
 		--deselect tests/kernels/test_choices.py::test_samples_equal_numpys
 
