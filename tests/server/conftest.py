@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from pronk.llm import LLM
-from server.browsing import ARGS, CHROMIUM
+from server.browsing import ARGS, CHROMIUM, Visits
 from server.serving import Running, running
 from server.tool_models import FEW_LAYERS, write_layers
 
@@ -31,6 +31,13 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, here: Running) -> Iterator[Visits]:
+    """Open pages of the server ``here``, a fixture of the file."""
+    with Visits(browser, here.url) as visits:
+        yield visits
 
 
 @pytest.fixture

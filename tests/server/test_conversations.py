@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from pronk.llm import LLM
 from server.browsing import CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle
@@ -26,12 +26,6 @@ def here() -> Iterator[Running]:
     model = LLM(prefix_cache=True, threads=1, budget="all", drafter="suffix")
     with running(model, keys=()) as made:
         yield made
-
-
-@pytest.fixture
-def visit(browser: Browser, here: Running) -> Iterator[Visits]:
-    with Visits(browser, here.url) as visits:
-        yield visits
 
 
 def _formatted_answer(page: Page) -> None:

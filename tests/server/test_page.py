@@ -39,12 +39,6 @@ def here() -> Iterator[Running]:
         yield made
 
 
-@pytest.fixture
-def visit(browser: Browser, here: Running) -> Iterator[Visits]:
-    with Visits(browser, here.url) as visits:
-        yield visits
-
-
 def test_draft_tokens_are_marked_and_counted(visit: Visits) -> None:
     page = visit()
     expect(page.locator("#model")).to_contain_text("tiny context 2,048 · suffix")

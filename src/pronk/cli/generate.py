@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from pronk.sampling.params import SamplingParams
 
 _stats = partial(typer.Option, metavar="", show_default="on a terminal")
-_THINKING = option(
-    "Think before the answer, or not; for models whose chat template can switch it.", metavar=""
-)
+# Options of conversations.
+_System = Annotated[str, option("System message.", metavar="TEXT", show_default=False)]
+_Thinking = Annotated[
+    bool | None,
+    option(
+        "Think before the answer, or not; for models whose chat template can switch it.", metavar=""
+    ),
+]
+_StatsOfAnswers = Annotated[
+    bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
+]
 _COLOR_DRAFTS = option("Colour the accepted draft tokens.", metavar="")
 
 
@@ -118,11 +126,9 @@ def chat(
     load: Callable[..., "LLM"],
     request: Callable[[], "SamplingParams"],
     *,
-    system: Annotated[str, option("System message.", metavar="TEXT", show_default=False)] = "",
-    thinking: Annotated[bool | None, _THINKING] = None,
-    stats: Annotated[
-        bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
-    ] = None,
+    system: _System = "",
+    thinking: _Thinking = None,
+    stats: _StatsOfAnswers = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
 ) -> None:
     """Chat with the model.
@@ -156,11 +162,9 @@ def run(
     load: Callable[..., "LLM"],
     request: Callable[[], "SamplingParams"],
     *,
-    system: Annotated[str, option("System message.", metavar="TEXT", show_default=False)] = "",
-    thinking: Annotated[bool | None, _THINKING] = None,
-    stats: Annotated[
-        bool | None, _stats(help="Show tokens/s and S (tokens per forward pass) after each answer.")
-    ] = None,
+    system: _System = "",
+    thinking: _Thinking = None,
+    stats: _StatsOfAnswers = None,
     color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
 ) -> None:
     """Chat with a model, and download it before if it is not on this machine.

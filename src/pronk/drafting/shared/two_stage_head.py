@@ -21,7 +21,10 @@ import numpy as np
 
 from pronk.base.arrays import Array
 from pronk.base.errors import refuse
+from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.tensors import AnyCheckpoint
+from pronk.models.backend import Backend
+from pronk.models.decoder import Decoder
 from pronk.models.linear import Linear
 from pronk.sampling.draft_token import DraftIds, DraftLogits
 
@@ -81,6 +84,33 @@ class TwoStageHead:
     def _row(self, hidden: Array, chosen: Array) -> DraftLogits:
         parts = [self.clusters[cluster].logits(hidden)[0] for cluster in chosen]
         return DraftLogits(np.concatenate(parts), self.tokens[chosen].reshape(-1))
+
+
+class TwoStageDecoder(Decoder):
+    """Base of drafters whose LM head may have two stages.
+
+    Attributes:
+        centroids: scores of the clusters of tokens, if the drafter's files have two stages.
+        two_stage_head: the LM head, if it has two stages; ``None``: it is ``head``.
+    """
+
+    centroids: Linear
+
+    def __init__(self, config: ModelConfig, backend: Backend) -> None:
+        super().__init__(config, backend)
+        self.two_stage_head: TwoStageHead | None = None
+
+    def linears(self) -> Iterator[Linear]:
+        """Yield the linear layers that a row reads, the LM head first.
+
+        Stacked matrices come one by one.
+        """
+        if self.two_stage_head is None:
+            yield self.head
+        else:
+            yield from self.two_stage_head.linears()
+        for layer in self.layers:
+            yield from layer.linears()
 
 
 def read_clusters(checkpoint: AnyCheckpoint, count: int, num_clusters: int) -> DraftIds:

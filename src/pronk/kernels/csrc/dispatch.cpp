@@ -267,7 +267,9 @@ int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* 
   int32_t* order = clusters ? (int32_t*)malloc((size_t)clusters->num_clusters * sizeof(int32_t)) : nullptr;
   if (clusters && !order) return -1;
   const int32_t first_row = 0;
-  int32_t token = 0, passes = 0, code = 0;
+  int32_t token = 0;
+  int32_t passes = 0;
+  int32_t code = 0;
   while (passes < chain->steps) {
     code = pronk_run(ops, count, &p);
     if (code) break;

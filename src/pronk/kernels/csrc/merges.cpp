@@ -97,7 +97,8 @@ struct Word {
   const pronk_merges* merges;
   Symbol* symbols;
   Pair* heap;
-  int64_t count = 0, pairs = 0;
+  int64_t count = 0;  // of symbols
+  int64_t pairs = 0;  // in the heap
 
   void add(int32_t id) {
     int32_t number = (int32_t)count++;
@@ -183,7 +184,10 @@ PRONK_API pronk_merges* pronk_merges_new(const uint8_t* bytes, const int32_t* st
                                          int32_t* repeated) {
   pronk_merges* merges = new (std::nothrow) pronk_merges();
   if (!merges) return nullptr;
-  merges->bytes = bytes, merges->starts = starts, merges->stops = stops, merges->ranks = ranks;
+  merges->bytes = bytes;
+  merges->starts = starts;
+  merges->stops = stops;
+  merges->ranks = ranks;
   merges->unknown = unknown;
   merges->seed = seed | 1;
   uint64_t size = 1;

@@ -280,7 +280,8 @@ typedef struct {
   const pronk_op* op;                    // operation of the first cluster; the others differ in `w`
   const pronk_weights* const* clusters;  // [num_clusters] rows of the LM head; all have the same N, the cluster's size
   const int32_t* tokens;                 // [num_clusters, N] token of each row
-  int32_t num_clusters, num_best;        // number of clusters; of those with the largest scores, whose rows get logits
+  int32_t num_clusters;                  // number of clusters
+  int32_t num_best;                      // number of clusters with the largest scores, whose rows get logits
   float* logits;                         // [num_best * N] overwritten with the logits of each pass
   int32_t* ids;                          // [steps, num_best * N] output: token of each logit
 } pronk_clusters;

@@ -35,13 +35,34 @@ class ExtraFile(Record):
     filename: Text = Field("tmp", max_length=1024)
 
 
-class InfillRequest(CompletionRequest):
+class FillRequest(CompletionRequest):
+    """Base of requests, outside of OpenAI's API, for the text between two others."""
+
+    place: ClassVar[str]  # where fields of completions are refused, for error messages
+
+    max_tokens: MaxTokens | Literal[0] | None = NO_LIMIT
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        for name in ("echo", "leaps", "logprobs"):
+            if getattr(self, name):
+                problem = f"expected no such field {self.place}, found one; use /v1/completions"
+                raise unsupported(name, problem)
+
+    def engine_inputs(self, prompts: Sequence[list[int]]) -> EngineInputs:
+        """Return the engine's input; 0 tokens become 1, which the reply may leave out."""
+        params = self.params(max(1, self.max_tokens or 0), guide=self.guide())
+        return EngineInputs(prompts, params)
+
+
+class InfillRequest(FillRequest):
     """Body of ``/infill``; the text goes between ``input_prefix + prompt`` and ``input_suffix``.
 
     With ``n_predict: 0``, the prompt is only read into the prefix cache, and the text is empty.
     """
 
     places: ClassVar[Sequence[str]] = ("text", "completions", "infill")
+    place: ClassVar[str] = "in /infill"
 
     input_prefix: Text = ""
     prompt: Text = Field("", description="Appended to input_prefix.")
@@ -49,7 +70,6 @@ class InfillRequest(CompletionRequest):
     input_extra: Annotated[list[ExtraFile], Field(fail_fast=True)] = Field(
         [], max_length=_MAX_FILES
     )
-    max_tokens: MaxTokens | Literal[0] | None = NO_LIMIT
 
     def prompts(self) -> list[str | list[int]]:
         """Return the text before the place to fill, the only prompt."""
@@ -61,10 +81,6 @@ class InfillRequest(CompletionRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         check_max("n", self.n, 1)
-        for name in ("echo", "leaps", "logprobs"):
-            if getattr(self, name):
-                problem = "expected no such field in /infill, found one; use /v1/completions"
-                raise unsupported(name, problem)
 
     def check_length(self) -> None:
         """Allow ``max_tokens: 0`` without ``echo``."""
@@ -75,9 +91,8 @@ class InfillRequest(CompletionRequest):
         tokenizer: Tokenizer,  # noqa: ARG002 - the base class's argument, for log-probabilities
         shared_fields: dict[str, Any],
     ) -> PreparedRequest:
-        params = self.params(max(1, self.max_tokens or 0), guide=self.guide())
         reply = InfillReply(shared_fields, is_empty=self.max_tokens == 0)
-        return PreparedRequest(EngineInputs(prompts, params), reply)
+        return PreparedRequest(self.engine_inputs(prompts), reply)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -20,12 +20,10 @@ from pronk import Completion, Piece
 from pronk.base.arrays import Array
 from pronk.server.protocol.answers import chat_logprobs
 from pronk.server.protocol.chat import ChatMessage, ChatRequest
-from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.conversation import AnswerReply, ConversationRequest
 from pronk.server.protocol.guides import GuidedRequest
+from pronk.server.protocol.infill import FillRequest
 from pronk.server.protocol.request import (
-    NO_LIMIT,
-    EngineInputs,
     MaxTokens,
     PreparedRequest,
     Prompts,
@@ -33,7 +31,6 @@ from pronk.server.protocol.request import (
     Text,
     check_max,
     refuse,
-    unsupported,
 )
 from pronk.server.protocol.small_routes import EmbeddingRequest
 from pronk.server.protocol.tools import ToolUse, complete_arguments
@@ -228,22 +225,18 @@ class OllamaGenerateRequest(GuidedRequest, ConversationRequest):
         return ToolUse.of([], None)
 
 
-class OllamaInfillRequest(CompletionRequest):
+class OllamaInfillRequest(FillRequest):
     """Body of ``/api/generate`` with a ``suffix``: the answer is the text before the suffix."""
 
     places: ClassVar[Sequence[str]] = ("text", "completions", "ollama")
+    place: ClassVar[str] = "with a suffix"
 
     prompt: Text = ""
     stream: bool | None = True
-    max_tokens: MaxTokens | Literal[0] | None = NO_LIMIT
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         _check_one_sample(self.n)
-        for name in ("echo", "leaps", "logprobs"):
-            if getattr(self, name):
-                problem = "expected no such field with a suffix, found one; use /v1/completions"
-                raise unsupported(name, problem)
 
     def prepare(
         self,
@@ -251,8 +244,7 @@ class OllamaInfillRequest(CompletionRequest):
         tokenizer: Tokenizer,  # noqa: ARG002 - the base class's argument, for log-probabilities
         shared_fields: dict[str, Any],
     ) -> PreparedRequest:
-        params = self.params(max(1, self.max_tokens or 0), guide=self.guide())
-        return PreparedRequest(EngineInputs(prompts, params), OllamaInfillReply(shared_fields))
+        return PreparedRequest(self.engine_inputs(prompts), OllamaInfillReply(shared_fields))
 
 
 @dataclass

@@ -36,7 +36,7 @@ from pronk.checkpoint.tensors import AnyCheckpoint, open_checkpoint, read_json
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.drafting.from_target.modules.final_state import FinalState
 from pronk.drafting.shared.token_clusters import cluster_means, stored_clusters
-from pronk.drafting.shared.two_stage_head import TwoStageHead, read_clusters
+from pronk.drafting.shared.two_stage_head import TwoStageDecoder, TwoStageHead, read_clusters
 from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory, family_names
@@ -60,7 +60,7 @@ class EagleLayer(Layer):
     hidden_norm: Norm  # norm of the feature, in wide layers
 
 
-class EagleHead(Decoder):
+class EagleHead(TwoStageDecoder):
     """The weights of a head.
 
     Attributes:
@@ -72,14 +72,12 @@ class EagleHead(Decoder):
         feature_norm: MTP's norm of the feature.
         draft_ids: the target's ids of the tokens that the head can propose, ``[draft_vocab]``;
             ``None``: all.
-        two_stage_head: the LM head, if it has two stages; ``None``: it is ``head``.
     """
 
     layers: list[EagleLayer]  # type: ignore[assignment]
     fc: Linear
     token_norm: Norm
     feature_norm: Norm
-    centroids: Linear  # scores of the clusters of a two-stage head in the file
 
     def __init__(self, eagle: EagleConfig, backend: Backend) -> None:
         super().__init__(eagle.layers, backend)
@@ -90,19 +88,9 @@ class EagleHead(Decoder):
         ]
         self.fc_norm: Norm | None = None
         self.draft_ids: DraftIds | None = None
-        self.two_stage_head: TwoStageHead | None = None
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers that a row reads, the LM head first.
-
-        Stacked matrices come one by one.
-        """
-        if self.two_stage_head is None:
-            yield self.head
-        else:
-            yield from self.two_stage_head.linears()
-        for layer in self.layers:
-            yield from layer.linears()
+        yield from super().linears()
         yield self.fc
 
     @property

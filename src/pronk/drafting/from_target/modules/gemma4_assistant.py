@@ -31,7 +31,12 @@ from pronk.base.files.regular import is_file
 from pronk.checkpoint.config import AttentionShape, ModelConfig
 from pronk.checkpoint.rope import refuse_config
 from pronk.checkpoint.tensors import open_checkpoint, read_json
-from pronk.drafting.shared.two_stage_head import CLUSTER_TOKENS, TwoStageHead, read_clusters
+from pronk.drafting.shared.two_stage_head import (
+    CLUSTER_TOKENS,
+    TwoStageDecoder,
+    TwoStageHead,
+    read_clusters,
+)
 from pronk.models.backend import Backend
 from pronk.models.config_reader import ConfigReader
 from pronk.models.decoder import Decoder, Layer
@@ -176,25 +181,21 @@ def _parse_layers(keys: ConfigReader) -> ModelConfig:
     return replace(layers, logits_cap=None)  # the logits of an assistant have no soft cap
 
 
-class AssistantDecoder(Decoder):
+class AssistantDecoder(TwoStageDecoder):
     """The weights of an assistant; :mod:`.gemma4_assistant` has the formulas.
 
     Attributes:
         assistant: sizes.
         pre_projection: embedding and state of the target to the first layer's input.
         post_projection: output to the state of the next row.
-        centroids: scores of the clusters of tokens, for ``two_stage_head``.
-        two_stage_head: the head, if it has two stages; ``None``: it is ``head``.
     """
 
     pre_projection: Linear
     post_projection: Linear
-    centroids: Linear
 
     def __init__(self, assistant: AssistantConfig, backend: Backend) -> None:
         super().__init__(assistant.layers, backend)
         self.assistant = assistant
-        self.two_stage_head: TwoStageHead | None = None
 
     def _make_layer(self, sizes: ModelConfig, index: int) -> Layer:
         source = self.config.shape_of(index).reads
@@ -202,13 +203,7 @@ class AssistantDecoder(Decoder):
         return Layer(sizes, reads=KVSource(source, cache=1))
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the linear layers that a row reads, those of the head first."""
-        if self.two_stage_head is None:
-            yield self.head
-        else:
-            yield from self.two_stage_head.linears()
-        for layer in self.layers:
-            yield from layer.linears()
+        yield from super().linears()
         yield from (self.pre_projection, self.post_projection)
 
     def compile_input(self, program: Program, target: Decoder) -> None:
