@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pronk.backends import Backend, KernelsError, candidates, machine_memory, num_threads
+from pronk.backends import Backend, KernelsError, candidates
+from pronk.diagnosis import describe_machine
 from pronk.lab.bench.peers.engines.memory import peak_memory, reset_peak_memory
 
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
@@ -66,15 +65,7 @@ def describe_hardware(device: str) -> dict[str, Any]:
     ``capability`` is the processor's best instruction set for which there are kernels; it is
     missing without kernels.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    description: dict[str, Any] = {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
-        "memory": machine_memory(),
-        "system": platform.platform(),
-        "threads": num_threads(),
-        "device": device,
-    }
+    description = describe_machine() | {"device": device}
     with suppress(KernelsError):
         description["capability"] = candidates()[0].name
     if device.startswith("cuda"):
@@ -82,14 +73,6 @@ def describe_hardware(device: str) -> dict[str, Any]:
 
         description["accelerator"] = product_name(device)
     return description
-
-
-def _processor() -> str:
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def versions() -> dict[str, str]:
