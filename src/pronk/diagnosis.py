@@ -31,6 +31,7 @@ from pronk.reproducibility import current, digests
 from pronk.testing import tiny_checkpoint
 
 __all__ = [
+    "BandwidthMeter",
     "Measured",
     "Work",
     "check_bits",
@@ -75,6 +76,29 @@ class Work:
     def limits(self, speeds: Measured) -> tuple[float, float]:
         """Return the largest tokens/s of plain decoding, and of reading a prompt."""
         return speeds.bandwidth / self.num_bytes, speeds.products / self.products
+
+
+class BandwidthMeter:
+    """Measures the bandwidth of reading memory, with all threads, on a buffer beyond the caches.
+
+    ``nbytes`` is the size of the buffer.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.nbytes = _BUFFER_BYTES
+        self._kernels = kernels
+        self._buffer = mapped_zeros((_BUFFER_BYTES,), UINT8)
+        # The system maps unwritten pages to one page, which would stay in the processor's cache.
+        self._buffer.fill(0)
+
+    def measure(self) -> float:
+        """Return the read bandwidth in bytes per second, the best of three runs."""
+        best = 0.0
+        for _ in range(_REPEATS):
+            started = perf_counter()
+            self._kernels.read(self._buffer)
+            best = max(best, self.nbytes / (perf_counter() - started))
+        return best
 
 
 def describe_machine() -> dict[str, Any]:
@@ -146,20 +170,7 @@ def measure(kernels: Kernels) -> Measured:
     Args:
         kernels: kernels of the instruction set to measure.
     """
-    return Measured(_measure_bandwidth(kernels), _measure_products(kernels))
-
-
-def _measure_bandwidth(kernels: Kernels) -> float:
-    """Return bytes of memory read per second, the best of several measurements."""
-    buffer = mapped_zeros((_BUFFER_BYTES,), UINT8)
-    # The system maps all unwritten pages to one page, which would stay in the processor's cache.
-    buffer.fill(0)
-    best = 0.0
-    for _ in range(_REPEATS):
-        started = perf_counter()
-        kernels.read(buffer)
-        best = max(best, buffer.nbytes / (perf_counter() - started))
-    return best
+    return Measured(BandwidthMeter(kernels).measure(), _measure_products(kernels))
 
 
 def _measure_products(kernels: Kernels) -> float:

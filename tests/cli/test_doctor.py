@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import make_checkpoint
 from command_line import Command, assert_mistake
 from pronk import diagnosis
 from pronk.checkpoint.hub import digests
-from pronk.diagnosis import Measured, Work, check_bits, decoding_work
+from pronk.diagnosis import Measured
 from pronk.kernels.library import KernelsError, candidates
 from pronk.testing import tiny_checkpoint
 
@@ -79,42 +78,3 @@ def test_a_damaged_model_is_a_row_of_its_own(command: Command, tmp_path: Path) -
 
 def test_an_unknown_model(command: Command) -> None:
     assert_mistake(command("doctor", "no/such-model"), "no/such-model")
-
-
-@pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
-def test_every_instruction_set_has_the_recorded_bits(kernels: diagnosis.Kernels) -> None:
-    assert check_bits(kernels.name) is None
-
-
-def test_work_of_a_dense_model(tmp_path: Path) -> None:
-    # A row of the embedding is read, the output's matrix is read whole.
-    matrices = 2 * (4 * 64 * 64 - 2 * 32 * 64 + 3 * 128 * 64) + 300 * 64
-    norms = 5 * 64
-    work = decoding_work(tiny_checkpoint(tmp_path / "tiny"))
-    assert work.num_bytes == 4 * (matrices + norms)
-    assert work.products == matrices + norms
-
-
-def test_work_of_a_mixture_counts_the_chosen_experts(tmp_path: Path) -> None:
-    sizes = {
-        "num_local_experts": 8,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-    }
-    two, eight = (
-        decoding_work(
-            make_checkpoint(tmp_path / str(chosen), "mixtral", num_experts_per_tok=chosen, **sizes)
-        )
-        for chosen in (2, 8)
-    )
-    layers = 2
-    weights = layers * 6 * 3 * 64 * 96
-    assert eight.products - two.products == weights
-    assert eight.num_bytes - two.num_bytes == 4 * weights
-
-
-def test_limits() -> None:
-    assert Work(100, 50).limits(Measured(1000.0, 2000.0)) == (10.0, 40.0)
