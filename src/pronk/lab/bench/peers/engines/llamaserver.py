@@ -1,13 +1,12 @@
 """llama.cpp through its own server, ``llama-server``: plain decoding and drafting from n-grams.
 
-The program is found on PATH, or is named by the environment variable ``LLAMA_SERVER``.
+The program is found on PATH.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -21,7 +20,6 @@ from .contract import PeerRequest, PeerResult, WorkerConfig
 _INITIAL_CONTEXT = 1024  # tokens; a longer request starts the server again, with a larger context
 _DRAFTED = 64  # more draft tokens than any of these types proposes in a step
 _START_SECONDS = 600.0
-_PROGRAM = "LLAMA_SERVER"
 
 
 class LlamaServer:
@@ -31,9 +29,9 @@ class LlamaServer:
         """Start the server with a small context, which grows on demand."""
         self.config = config
         self.process: subprocess.Popen[bytes] | None = None
-        program = shutil.which(os.environ.get(_PROGRAM, "llama-server"))
+        program = shutil.which("llama-server")
         if program is None:
-            msg = f"expected the command llama-server, found none; set {_PROGRAM} to its path"
+            msg = "expected the command llama-server, found none; add its folder to PATH"
             raise FileNotFoundError(msg)
         self.program = program
         atexit.register(self.close)
