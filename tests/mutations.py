@@ -11,7 +11,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from gguf.constants import Keys
@@ -288,13 +288,22 @@ def _added_tokens() -> Iterator[list[dict[str, Any]]]:
 
 def tokenizer_files(document: Mapping[str, Any]) -> Iterator[Mutation]:
     """Yield a ``tokenizer.json`` with hostile stages, models and added tokens."""
+    for label, stage, part in _labelled_parts():
+        yield Mutation(label, partial(_dump, {**document, stage: part}))
+
+
+@cache
+def _labelled_parts() -> list[tuple[str, str, Any]]:
+    """Return hostile parts of a tokenizer, with labels: their texts have millions of characters."""
     parts = [
         *_tokenizer_parts(),
         *(("model", model) for model in _tokenizer_models()),
         *(("added_tokens", tokens) for tokens in _added_tokens()),
     ]
-    for number, (stage, part) in enumerate(parts):
-        yield Mutation(f"{stage} {number}: {part!r:.60}", partial(_dump, {**document, stage: part}))
+    return [
+        (f"{stage} {number}: {part!r:.60}", stage, part)
+        for number, (stage, part) in enumerate(parts)
+    ]
 
 
 def binary_files(content: bytes) -> Iterator[Mutation]:
@@ -535,8 +544,13 @@ def _array(kind: int, elements: Sequence[bytes], length: int | None = None) -> b
     return struct.pack("<IQ", kind, count) + b"".join(elements)
 
 
-def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
-    """Yield hostile values of metadata: a label, the number of the type, and the bytes."""
+@cache
+def _gguf_values() -> list[tuple[str, int, bytes]]:
+    """Return hostile values of metadata: a label, the number of the type, and the bytes."""
+    return [*_make_gguf_values()]
+
+
+def _make_gguf_values() -> Iterator[tuple[str, int, bytes]]:
     for kind, letter in _SCALARS.items():
         size = struct.calcsize(letter)
         if letter in "fd":
