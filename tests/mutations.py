@@ -79,14 +79,15 @@ def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> 
 
     Further mutations add each of ``extra_keys`` with each hostile value.
     """
+    values = [(f"{value!r:.30}", value) for value in JSON_VALUES]
     for path in _paths(document):
         where = ".".join(map(str, path))
         yield Mutation(f"{where} missing", partial(_dump, _without(document, path)))
-        for value in (*JSON_VALUES, nested_list(200)):
-            yield Mutation(f"{where} = {value!r:.30}", partial(_dump, _with(document, path, value)))
+        for label, value in (*values, ("[" * 30, nested_list(200))):
+            yield Mutation(f"{where} = {label}", partial(_dump_with, document, path, value))
     for key in extra_keys:
-        for value in JSON_VALUES:
-            yield Mutation(f"{key} added: {value!r:.30}", partial(_dump, {**document, key: value}))
+        for label, value in values:
+            yield Mutation(f"{key} added: {label}", partial(_dump_with, document, (key,), value))
 
 
 def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
@@ -340,11 +341,15 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _paths(inner, (*path, key))
 
 
+def _dump_with(document: Any, path: tuple[Any, ...], value: Any) -> bytes:
+    return _dump(_with(document, path, value))
+
+
 def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     if not path:
         return value
     copied = dict(document) if isinstance(document, Mapping) else list(document)
-    copied[path[0]] = _with(document[path[0]], path[1:], value)
+    copied[path[0]] = _with(document[path[0]], path[1:], value) if path[1:] else value
     return copied
 
 
