@@ -1,5 +1,6 @@
 """A process of ``pronk serve``, its model as a library, and environments of clients."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clients.environments import Environment, install
+from clients.environments import Environment, Program, install, install_program
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from server.serving import KEY
@@ -18,6 +19,7 @@ from server.tool_models import FEW_LAYERS, write_tool_model
 from waiting import HUNG
 
 Install = Callable[..., Environment]
+InstallProgram = Callable[[str, str], Program]
 Greedy = Callable[..., str]
 CONTEXT = 16384  # tokens; the prompts of agents do not fit in the 2048 of pronk-tiny
 LONG_CONTEXT = 65536  # tokens; the first prompt of Claude Code has 26,000 tokens of pronk-tiny
@@ -43,6 +45,23 @@ def long_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve a model that calls tools and has a context for Claude Code; yield the address."""
     made = tmp_path_factory.mktemp("long")
     write_tool_model(made, "hermes", LONG_CONTEXT, FEW_LAYERS)
+    with served(made) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def brief_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a model like that of ``long_url``, three quarters of whose tokens end a text.
+
+    Codex sets no limit of tokens, and the texts of pronk-tiny have no end.
+    """
+    made = tmp_path_factory.mktemp("brief")
+    write_tool_model(made, "hermes", LONG_CONTEXT, FEW_LAYERS)
+    path = made / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["eos_token_id"] = [0, *(each for each in range(4, config["vocab_size"]) if each % 4)]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    (made / "generation_config.json").unlink()  # has other tokens that end a text
     with served(made) as address:
         yield address
 
@@ -88,3 +107,11 @@ def installed(pytestconfig: pytest.Config, tmp_path: Path) -> Install:
     assert pytestconfig.cache is not None
     cache = Path(pytestconfig.cache.mkdir("clients"))
     return lambda requirement, **options: install(requirement, cache, tmp_path, **options)
+
+
+@pytest.fixture
+def installed_program(pytestconfig: pytest.Config, tmp_path: Path) -> InstallProgram:
+    """Return ``installed_program(package, command)``: a command of npm at its newest version."""
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+    return lambda package, command: install_program(package, command, cache, tmp_path)
