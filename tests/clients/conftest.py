@@ -1,10 +1,11 @@
 """A process of ``pronk serve``, its model as a library, and environments of clients."""
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,19 @@ def brief_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Run a process of ``pronk serve`` with the model of a folder as ``tiny``."""
+def served(folder: Path, *more: str, variables: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a process of ``pronk serve`` with the model of a folder as ``tiny``.
+
+    Args:
+        folder: the model.
+        more: further options of the command.
+        variables: variables of its environment, besides those of this process.
+    """
     options = ["--model", f"tiny={folder}", "--port", "0", "--threads", "1", "--api-key", KEY]
-    command = [sys.executable, "-m", "pronk", "serve", *options]
+    command = [sys.executable, "-m", "pronk", "serve", *options, *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, text=True, **pipes) as process:
+    environment = {**os.environ, **(variables or {})}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

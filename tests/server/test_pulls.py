@@ -208,19 +208,3 @@ def test_keys_of_the_command(allow: bool, keys: tuple[str, ...], needs: bool, fo
             _pull_keys(allow, keys, needs_keys=needs)
     else:
         assert _pull_keys(allow, keys, needs_keys=needs) == found
-
-
-@pytest.mark.slow
-def test_ollamas_own_client_pulls(hub: FakeHub) -> None:
-    ollama = pytest.importorskip("ollama")
-    assert hub.repos
-    with pulling_server((), (PULL_KEY,)) as (_, client):
-        url = str(client.base_url)
-        own = ollama.Client(host=url, headers={"Authorization": f"Bearer {PULL_KEY}"})
-        assert own.pull("o/tiny").status == "success"
-        assert [part.status for part in own.pull("o/tiny", stream=True)][-1] == "success"
-        assert [each.model for each in own.list().models] == ["tiny", "o/tiny"]
-        reply = own.chat("o/tiny", QUESTION["messages"], options={"num_predict": 4})
-        assert reply.message.content
-        with pytest.raises(ollama.ResponseError, match=r"^o/absent: found neither"):
-            own.pull("o/absent")
