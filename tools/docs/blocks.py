@@ -50,6 +50,7 @@ FIELD_PLACES = {
     "ollama": "`/api/chat` and `/api/generate` of Ollama",
     "ollama_generate": "`/api/generate` of Ollama alone",
     "ollama_show": "`/api/show` of Ollama",
+    "ollama_pull": "`/api/pull` of Ollama",
     "infill": "`/infill`",
     "tokenize": "`/tokenize`",
 }
