@@ -641,7 +641,7 @@ def test_pools_share_the_budget() -> None:
     """A second cache takes memory from the first one; both have the same number of blocks."""
     block = kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE
     memory = budget.KVBudget(10 * block, 9)
-    make = kernels().make_cache
+    make = partial(PagedCache, kernels=kernels())
     target = memory.add(CONFIG, FLOAT32, make)
     block_table = BlockTable()
     target.prepare(block_table, 9 * BLOCK_SIZE)
