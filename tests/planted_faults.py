@@ -332,6 +332,13 @@ _CACHE = (
         "models/test_quantized_projections.py",
     ),
     Fault(
+        "the option for more rows of a request has no effect",
+        "llm.py",
+        "                max_tree=options.max_tree,\n",
+        "",
+        "drafting/test_row_options.py::test_the_option_of_the_model",
+    ),
+    Fault(
         "all heads of a token have the gate of the first head",
         "models/operations.py",
         "        op.heads = heads\n",

@@ -814,7 +814,9 @@ def make_engine(
         for name in ("max_batch", "max_wait", "prefill_chunk")
         if name in options
     }
-    of_target = {name: options.pop(name) for name in ("tokenizer", "folder") if name in options}
+    of_target = {
+        name: options.pop(name) for name in ("tokenizer", "folder", "max_tree") if name in options
+    }
     target = Target(make_runner(decoder, pool), **of_target)
     engine = Engine(
         target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options

@@ -125,7 +125,9 @@ class LLM:
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
             memory = self._team.memory
-            kv_budget = KVBudget(options.kv_memory, options.max_batch, workers, memory)
+            kv_budget = KVBudget(
+                options.kv_memory, options.max_batch, workers, memory, options.max_tree
+            )
             decoder = load_decoder(
                 source,
                 self.config,
@@ -152,6 +154,7 @@ class LLM:
                 tokenizer=self.tokenizer,
                 budget=kv_budget,
                 folder=self.path,
+                max_tree=options.max_tree,
             )
             self.engine = Engine(
                 target,

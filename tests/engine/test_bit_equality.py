@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import covering
 from oracle import dense_logits, to_array, to_tensor
 from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
@@ -353,9 +354,18 @@ def chunks_differ(
 
 
 def trees_differ(
-    decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, steps: int = 5, **texts: Any
+    decoder: Decoder,
+    make: MakeRunner = ModelRunner,
+    *,
+    seed: int = 0,
+    steps: int = 5,
+    sizes: Sequence[int] = (),
+    **texts: Any,
 ) -> Iterator[str]:
-    """Verify random trees one after the other and accept a random path of each."""
+    """Verify random trees one after the other and accept a random path of each.
+
+    The trees have the ``sizes``; by default, random ones up to ``MOST_NODES``.
+    """
     dice = random.Random(seed)
     vocab = decoder.config.vocab_size
     own = Texts(decoder, make, **texts)
@@ -373,9 +383,8 @@ def trees_differ(
         if lead:
             own.read(block_table, lead, [len(lead)])
             alone.read(reference, lead, [1] * len(lead) if len(lead) < 64 else cut(len(lead), 64))
-        tree = random_tree(
-            dice, vocab, dice.choice((MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12)))
-        )
+        usual = (MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12))
+        tree = random_tree(dice, vocab, dice.choice(sizes or usual))
         cuts = dice.sample(range(1, len(tree)), min(len(tree) - 1, dice.choice((0, 0, 1, 2))))
         if not same(own.compute(block_table, tree, cuts), paths_alone(alone, reference, tree)):
             yield (
@@ -447,6 +456,21 @@ def test_chunks_of_prompts(variant: str, dtype: DType) -> None:
 def test_token_trees(variant: str, dtype: DType) -> None:
     for seed in range(2):
         assert not [*trees_differ(tiny_decoder(dtype, **VARIANTS[variant]), seed=seed)]
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "size"),
+    covering(
+        ("group 3", "windows of all kinds", "recurrent", "latent attention", "experts"),
+        (FLOAT32, BFLOAT16),
+        (200, 500),
+        strength=1,
+    ),
+    ids=str,
+)
+def test_trees_of_more_rows_than_by_default(variant: str, dtype: DType, size: int) -> None:
+    decoder = tiny_decoder(dtype, **VARIANTS[variant])
+    assert not [*trees_differ(decoder, steps=2, sizes=[size])]
 
 
 @EACH

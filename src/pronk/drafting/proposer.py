@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError, PronkError, describe_error
@@ -230,9 +230,12 @@ class Drafter(ABC):
     Attributes:
         name: name in specifications such as ``"mine(num_tokens=3)"``, in messages and in
             statistics; equal to the name of the entry point.
+        row_options: names of the options that are numbers of draft tokens of a step. Their values
+            must not exceed ``Target.max_tree`` (:func:`bind_proposer`).
     """
 
     name: str = "drafter"
+    row_options: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Check the declared options (:mod:`pronk.base.options`) of a dataclass.
@@ -465,12 +468,16 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     """Return ``drafter.bind(target)``.
 
     Raises:
-        OptionError: the options do not fit the target, ``bind`` raises an error that is not pronk's
-            or returns no :class:`Proposer`, or the proposer needs what the target lacks
-            (:func:`check_needs`).
+        OptionError: the options do not fit the target or ask for more rows than it verifies,
+            ``bind`` raises an error that is not pronk's or returns no :class:`Proposer`, or the
+            proposer needs what the target lacks (:func:`check_needs`).
         PronkError: one that ``bind`` raises.
     """
     name = getattr(drafter, "name", type(drafter).__name__)
+    for option in getattr(drafter, "row_options", ()):
+        value = getattr(drafter, option)
+        if value is not None:
+            target.check_rows(f"{name}: {option}", value if isinstance(value, int) else len(value))
     try:
         proposer: object = drafter.bind(target)
     except PronkError:

@@ -38,6 +38,7 @@ from pronk.drafting.target import Target
 from pronk.drafting.tree_union import TreeUnion
 from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 # Drafters whose trained heads may come with a target model, in order of preference.
 _HEADS = ("eagle3", "mtp", "gemma4_assistant", "multi_token")
@@ -53,10 +54,11 @@ class Auto(Composite):
             the same kind.
         bundled: whether to use the draft model ``pronk-tiny-draft`` of a clone of the repository,
             if it has the target's vocabulary and no other draft model or head is found.
-        num_nodes: maximum number of draft tokens per step, 1..127.
+        num_nodes: maximum number of draft tokens per step, 1..1023.
     """
 
     name = "auto"
+    row_options = ("num_nodes",)
 
     parts: tuple[Drafter, ...] = ()
     bundled: bool = True
@@ -68,7 +70,7 @@ class Auto(Composite):
         else:
             super().__post_init__()
         check_flag(f"{self.name}: bundled", self.bundled)
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
 
     def bind(self, target: Target) -> AutoProposer:
         given = self.bind_parts(target)

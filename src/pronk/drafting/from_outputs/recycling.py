@@ -27,6 +27,7 @@ from pronk.drafting.shared.likeliest import top_tokens
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Frontier, Trie
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 _FORMAT = "pronk-successors/1"
 
@@ -87,7 +88,7 @@ class Recycling(Drafter):
     """Options of token recycling.
 
     Attributes:
-        num_nodes: maximum number of draft tokens per step, 1..127.
+        num_nodes: maximum number of draft tokens per step, 1..1023.
         top_k: maximum number of successors per token, 1..32.
         max_tokens: maximum number of rows of a table, 16..1048576; the row updated longest ago is
             evicted first.
@@ -97,6 +98,7 @@ class Recycling(Drafter):
     """
 
     name = "recycling"
+    row_options = ("num_nodes",)
 
     num_nodes: int = 15
     top_k: int = 4
@@ -106,7 +108,7 @@ class Recycling(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: top_k", self.top_k, 1, 32)
         check_integer(f"{self.name}: max_tokens", self.max_tokens, 16, 1048576)
         check_flag(f"{self.name}: shared", self.shared)
