@@ -339,6 +339,20 @@ _CACHE = (
         "drafting/test_row_options.py::test_the_option_of_the_model",
     ),
     Fault(
+        "auto asks lookahead where rows cost time",
+        "drafting/combined/wide.py",
+        "    return free_rows(context.ledger.costs) >= _WIDE_ROWS\n",
+        "    return free_rows(context.ledger.costs) >= 1\n",
+        "lab/drafters/test_wide.py",
+    ),
+    Fault(
+        "free rows are counted for one request, not for each",
+        "drafting/combined/wide.py",
+        "costs.curve.free_rows // costs.num_requests",
+        "costs.curve.free_rows",
+        "lab/drafters/test_wide.py::test_free_rows",
+    ),
+    Fault(
         "all heads of a token have the gate of the first head",
         "models/operations.py",
         "        op.heads = heads\n",
