@@ -340,14 +340,14 @@ _CACHE = (
     ),
     Fault(
         "auto asks lookahead where rows cost time",
-        "drafting/combined/wide.py",
+        "drafting/combined/_wide.py",
         "    return free_rows(context.ledger.costs) >= _WIDE_ROWS\n",
         "    return free_rows(context.ledger.costs) >= 1\n",
         "lab/drafters/test_wide.py",
     ),
     Fault(
         "free rows are counted for one request, not for each",
-        "drafting/combined/wide.py",
+        "drafting/combined/_wide.py",
         "costs.curve.free_rows // costs.num_requests",
         "costs.curve.free_rows",
         "lab/drafters/test_wide.py::test_free_rows",

@@ -12,8 +12,8 @@ from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.drafting import make_drafter
 from pronk.drafting.combined import auto
+from pronk.drafting.combined._wide import free_rows
 from pronk.drafting.combined.auto import Auto
-from pronk.drafting.combined.wide import free_rows
 from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.step_costs import StepCosts

@@ -5,7 +5,7 @@ called only if the tokens that it is expected to add to those of the drafters be
 time than it takes. The proposal is the union of their trees. Drafters given as ``parts`` are added,
 and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them. Where further rows
 of a forward pass are free, drafters that need many rows are asked, too
-(:mod:`pronk.drafting.combined.wide`).
+(:mod:`pronk.drafting.combined._wide`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.cache import find_cached
-from pronk.drafting.combined.wide import WideSiblings, free_rows, is_wide
+from pronk.drafting.combined._wide import WideSiblings, free_rows, is_wide
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.prediction import Prediction
 from pronk.drafting.from_text.suffix import Suffix
