@@ -190,7 +190,7 @@ def speedups(name: str) -> str:
         lines.append([model, rows[name]["prompts"], *shown])
     machine = _describe_machine(next(iter(models.values()))[name])
     command = f"`python benchmarks/real.py {' '.join(models)} --out OUT`"
-    link = f"([all options, all columns](benchmarks/results/{REAL}.md))"
+    link = f"([all options, all columns](../benchmarks/results/{REAL}.md))"
     return f"*{machine}: {command} {link}.*\n\n{table(head, lines)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
@@ -111,9 +111,15 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+# FastAPI makes a validator of each model of each route, most of the time in which a server starts:
+# only one of the responses has the model, by which the schema of the others is known.
+_ERROR_SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody}
-    for status in (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
+    400: {"model": ErrorBody},
+    **{
+        status: {"content": _ERROR_SCHEMA}
+        for status in (401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
+    },
 }
 
 
@@ -353,13 +359,16 @@ def _add_page(app: FastAPI) -> None:
     for path, (name, media_type) in _PAGE.items():
         page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
         # Some clients send HEAD / to find out whether the server is running.
-        app.add_api_route(
-            path,
-            lambda page=page: page,
-            methods=["GET", "HEAD"],
-            response_model=None,
-            include_in_schema=False,
-        )
+        app.add_route(path, _always(page), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function of a route that always returns the same response."""
+
+    async def respond(_: Request) -> Response:
+        return response
+
+    return respond
 
 
 async def _reply(
