@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, address_of
 from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError, describe_error
 from pronk.kernels.build import library_name
@@ -136,7 +136,7 @@ class Kernels:
             temperature: 0 or more; 0 means no noise.
             key: noise key of the position, in 0..2**64 - 1; see :mod:`pronk.sampling.noise`.
         """
-        address = logits.ctypes.data
+        address = address_of(logits)
         return int(self.library.pronk_sample(address, logits.size, temperature, key, self.isa))
 
     def verify(
@@ -169,7 +169,7 @@ class Kernels:
         parent_nodes = array("i", parents)
         code = self.library.pronk_verify(
             ctypes.byref(sampling),
-            logits.ctypes.data,
+            address_of(logits),
             vocab,
             position,
             token_ids.buffer_info()[0],
@@ -211,11 +211,11 @@ class Kernels:
         scores = np.empty(vocab, np.float32)
         token = self.library.pronk_sample_draft(
             ctypes.byref(sampling),
-            logits.ctypes.data,
+            address_of(logits),
             vocab,
             position,
-            None if ids is None else ids.ctypes.data,
-            scores.ctypes.data,
+            None if ids is None else address_of(ids),
+            address_of(scores),
             ctypes.byref(confidence),
             self.isa,
         )
@@ -224,7 +224,7 @@ class Kernels:
 
     def read(self, data: Array) -> None:
         """Read all bytes of an array on all threads, to measure the memory bandwidth."""
-        self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
+        self.library.pronk_read(address_of(data), data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
         """Multiply 8-bit codes in registers on all threads; return the number of products.
