@@ -35,7 +35,7 @@ from pronk.kernels.structures import (
 )
 from pronk.kernels.threads import num_threads
 
-VERSION = 25  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 26  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -285,6 +285,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "truncate": (c_int64, (c_void_p, *[c_int64] * 2, c_double, c_float, c_void_p, c_int32)),
+    "likeliest": (None, (c_void_p, *[c_int64] * 3, *[c_void_p] * 2)),
     "verify": (
         c_int32,
         (

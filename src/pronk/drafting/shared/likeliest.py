@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from pronk.base.arrays import Array
+from pronk.base.arrays import Array, address_of
 from pronk.drafting.proposer import Outcome
+from pronk.kernels.exact_math import find_library
 from pronk.sampling.truncation import likeliest
 
 _GROUP = 64  # number of ids in a group
@@ -34,10 +35,28 @@ def top_tokens(
     return [row.tolist() for row in _likeliest(remaining, min(count, remaining.shape[-1]))]
 
 
-def _likeliest(logits: Array, count: int) -> list[Array]:
+def _likeliest(logits: Array, count: int) -> Iterable[Array]:
     """Return the ids of each row's ``count`` largest logits, the largest first.
 
     Equal logits are in the order of their ids.
+
+    The kernels' library finds them; without a usable library, NumPy finds the same ids.
+    """
+    library = find_library()
+    if library is None:
+        return _likeliest_by_numpy(logits, count)
+    rows, size = logits.shape
+    contiguous = np.ascontiguousarray(logits, np.float32)
+    ids = np.empty((rows, count), np.int32)
+    largest = np.empty((rows, count), np.float32)
+    library.functions.pronk_likeliest(
+        address_of(contiguous), rows, size, count, address_of(ids), address_of(largest)
+    )
+    return ids
+
+
+def _likeliest_by_numpy(logits: Array, count: int) -> list[Array]:
+    """Implement :func:`_likeliest` with NumPy.
 
     The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the
     largest maxima, so that only these groups, and ids without a group, are sorted.
