@@ -210,6 +210,20 @@ _SAMPLING = (
         "drafting/shared/test_score_history.py",
     ),
     Fault(
+        "of equal logits, the last token is the likeliest",
+        "kernels/csrc/verify.cpp",
+        "        for (; place > 0 && value > best[place - 1]; place--) {\n",
+        "        for (; place > 0 && value >= best[place - 1]; place--) {\n",
+        "drafting/from_outputs/test_outputs.py",
+    ),
+    Fault(
+        "recycling ranks all successors by the noise of the next position",
+        "drafting/from_outputs/recycling.py",
+        "    scores = sampler.draft_scores(logits, len(context.tokens) + depth, ids)\n",
+        "    scores = sampler.draft_scores(logits, len(context.tokens), ids)\n",
+        "drafting/from_outputs/test_recycling.py",
+    ),
+    Fault(
         "the library accepts nodes that only have to be computed",
         "sampling/library_sampler.py",
         "        if tree.verify is not None:\n",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,14 @@ def top_tokens(
     The request's logit bias is applied first. Temperature and truncation do not change the order.
     Penalties are not applied, since they depend on the tokens before each node.
     """
+    ids, _ = top_logits(outcome, count, nodes)
+    return ids
+
+
+def top_logits(
+    outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the tokens of :func:`top_tokens`, and their logits with the request's logit bias."""
     logits = outcome.logits
     assert logits is not None, "expected a drafter with Capabilities(logits=True)"
     remaining = logits if nodes is None else logits[list(nodes)]
@@ -32,19 +40,21 @@ def top_tokens(
         remaining = logits.copy() if nodes is None else remaining
         ids, values = zip(*outcome.params.logit_bias.items(), strict=True)
         remaining[:, list(ids)] += np.array(values, np.float32)
-    return [row.tolist() for row in _likeliest(remaining, min(count, remaining.shape[-1]))]
+    tokens, largest = _likeliest(remaining, min(count, remaining.shape[-1]))
+    return tokens.tolist(), largest.tolist()
 
 
-def _likeliest(logits: Array, count: int) -> Iterable[Array]:
-    """Return the ids of each row's ``count`` largest logits, the largest first.
+def _likeliest(logits: Array, count: int) -> tuple[Array, Array]:
+    """Return ids and values of each row's ``count`` largest logits, ``[rows, count]``.
 
-    Equal logits are in the order of their ids.
+    The largest comes first, and equal logits are in the order of their ids.
 
     The kernels' library finds them; without a usable library, NumPy finds the same ids.
     """
     library = find_library()
     if library is None:
-        return _likeliest_by_numpy(logits, count)
+        tokens = np.array(_likeliest_by_numpy(logits, count)).reshape(len(logits), count)
+        return tokens, np.take_along_axis(logits, tokens, 1)
     rows, size = logits.shape
     contiguous = np.ascontiguousarray(logits, np.float32)
     ids = np.empty((rows, count), np.int32)
@@ -52,11 +62,11 @@ def _likeliest(logits: Array, count: int) -> Iterable[Array]:
     library.functions.pronk_likeliest(
         address_of(contiguous), rows, size, count, address_of(ids), address_of(largest)
     )
-    return ids
+    return ids, largest
 
 
 def _likeliest_by_numpy(logits: Array, count: int) -> list[Array]:
-    """Implement :func:`_likeliest` with NumPy.
+    """Return the ids of :func:`_likeliest`, found with NumPy.
 
     The ids are divided into groups. The ``count`` largest logits are in the ``count`` groups of the
     largest maxima, so that only these groups, and ids without a group, are sorted.
