@@ -210,6 +210,13 @@ _SAMPLING = (
         "drafting/shared/test_score_history.py",
     ),
     Fault(
+        "sampling skips tokens whose noise may just reach the best one",
+        "kernels/csrc/sample.inc",
+        "    int64_t ones = needed > 0.0 ? (int64_t)(needed / 0.69314718055994531) : 0;\n",
+        "    int64_t ones = needed > 0.0 ? (int64_t)(needed / 0.4) : 0;\n",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
         "of equal logits, the last token is the likeliest",
         "kernels/csrc/verify.cpp",
         "        for (; place > 0 && value > best[place - 1]; place--) {\n",
