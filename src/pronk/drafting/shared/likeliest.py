@@ -34,6 +34,7 @@ def top_logits(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return the tokens of :func:`top_tokens`, and their logits with the request's logit bias."""
     logits = outcome.logits
+    assert count > 0, "expected at least one token"
     assert logits is not None, "expected a drafter with Capabilities(logits=True)"
     remaining = logits if nodes is None else logits[list(nodes)]
     if outcome.params.logit_bias:
