@@ -210,6 +210,27 @@ _SAMPLING = (
         "drafting/shared/test_score_history.py",
     ),
     Fault(
+        "sampling skips tokens whose noise may just reach the best one",
+        "kernels/csrc/sample.inc",
+        "    int64_t ones = needed > 0.0 ? (int64_t)(needed / 0.69314718055994531) : 0;\n",
+        "    int64_t ones = needed > 0.0 ? (int64_t)(needed / 0.4) : 0;\n",
+        "sampling/test_sampler.py",
+    ),
+    Fault(
+        "of equal logits, the last token is the likeliest",
+        "kernels/csrc/verify.cpp",
+        "        for (; place > 0 && value > best[place - 1]; place--) {\n",
+        "        for (; place > 0 && value >= best[place - 1]; place--) {\n",
+        "drafting/from_outputs/test_outputs.py",
+    ),
+    Fault(
+        "recycling ranks all successors by the noise of the next position",
+        "drafting/from_outputs/recycling.py",
+        "    scores = sampler.draft_scores(logits, len(context.tokens) + depth, ids)\n",
+        "    scores = sampler.draft_scores(logits, len(context.tokens), ids)\n",
+        "drafting/from_outputs/test_recycling.py",
+    ),
+    Fault(
         "the library accepts nodes that only have to be computed",
         "sampling/library_sampler.py",
         "        if tree.verify is not None:\n",

@@ -471,7 +471,7 @@ def test_committed_tokens_never_change(name: str, options: str) -> None:
                 assert request.block_table.length == len(request.tokens) - 1
                 steps += 1
     assert_same(got, want)
-    assert total(got, "moved") > 10
+    assert total(got, "moved") > 0
     assert steps > 20
 
 

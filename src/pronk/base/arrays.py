@@ -115,6 +115,12 @@ def as_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element; much faster than ``array.ctypes.data``."""
+    address, _ = array.__array_interface__["data"]
+    return int(address)
+
+
 def is_finite(numbers: Array) -> bool:
     """Return whether all numbers are finite."""
     with np.errstate(invalid="ignore"):  # damaged weights may contain a signaling NaN

@@ -253,8 +253,8 @@ class Engine:
 
     def _step(self) -> None:
         start_time = self.runner.clock()
-        self.scheduler.expire()
-        self._remove_finished()  # so that waiting requests can use their KV blocks
+        if self.scheduler.expire():
+            self._remove_finished()  # so that waiting requests can use their KV blocks
         scheduled = self.scheduler.schedule()
         self.speculator.begin(scheduled, self.scheduler.preempted)
         if not scheduled:

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 25
+#define PRONK_VERSION 26
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
 enum pronk_type {
@@ -355,6 +355,11 @@ PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logi
 // scores, those of the first tokens are kept. Returns the number of tokens; -2 if memory is exhausted.
 PRONK_API int64_t pronk_truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, float log_min_p,
                                  int64_t* ids, int32_t isa);
+// Write the tokens of the `count` largest logits of each row to `ids` [rows, count], the largest first, and of equal logits
+// the first token first. NaN counts as minus infinity. `logits` is [rows, vocab], and `largest` [rows, count] receives the
+// logits of these tokens.
+PRONK_API void pronk_likeliest(const float* logits, int64_t rows, int64_t vocab, int64_t count, int32_t* ids,
+                               float* largest);
 // Sample a draft token for a position: the argmax of `scores` [vocab], which are the logits by the request's options plus
 // noise. The noise has less precision than in pronk_sample. `ids` [vocab] has the token of each logit; null: 0, 1, ….
 // `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns -1 if

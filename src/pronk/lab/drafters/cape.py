@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pronk import Drafter, DraftModel, Proposer, TokenTree
@@ -98,7 +99,7 @@ class CapeProposer(Proposer[States]):
         self.capabilities = inner.capabilities
         self._inner_chains = chains_of(inner)
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
         return f"{self.name}({self.inner.label})"
