@@ -88,6 +88,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "experts": {"special": "experts"},
     "routers": {"special": "routers"},
     "sublayers": {"special": "sublayers", "windows": (None,) * 6},
+    "biases": {"special": "biases", "windows": (None, 37), "head_dim": 32},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),
@@ -472,6 +473,8 @@ def test_weights_of_other_types(name: str) -> None:
         "odd sizes",
         "classic",
         "convolutions",
+        "latent attention",
+        "biases",
     ],
 )
 @pytest.mark.parametrize("kv_dtype", [INT8, INT4], ids=str)

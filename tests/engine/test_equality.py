@@ -307,6 +307,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int8 cache, int4": {"kv_dtype": INT8, "weights": "int4"},
     "int4 cache, windows": {"kv_dtype": INT4, "windows": (50, None), "heads": 4},
     "int4 cache, classic": {"kv_dtype": INT4, "heads": 4, "kv_heads": 4, "classic": True},
+    "int4 cache, biases": {"kv_dtype": INT4, "special": "biases", "head_dim": 32},
     "int4 cache, int8": {"kv_dtype": INT4, "weights": "int8"},
 }
 
