@@ -1,11 +1,11 @@
 """Perplexity, memory and speed of a model with each data type of the KV cache.
 
     python benchmarks/kv_cache.py perplexity MODEL TEXT.txt --tokens 4000
-    python benchmarks/kv_cache.py speed MODEL TEXT.txt --tokens 16000 --steps 40
+    python benchmarks/kv_cache.py speed MODEL --tokens 16000 --steps 40
 
 ``perplexity`` reads the first tokens of the text in chunks and scores each token from those before
-it. ``speed`` reads them, repeated if there are too few, then measures plain steps of decoding after
-them; the models take turns, and the figure is the median of the steps. Both print a line per data
+it. ``speed`` measures plain steps of decoding after a text of which the cache has made-up keys and
+values; the models take turns, and the figure is the median of the steps. Both print a line per data
 type; ``auto`` is the model's own.
 """
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
-from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +34,20 @@ class Text:
         self._llm = llm
         self._block_table = BlockTable()
 
-    def extend(self, ids: list[int], *, every_row: bool = True) -> tuple[Array, float]:
-        """Append tokens; return the logits of all of them, or of the last, and the seconds."""
+    def fill(self, num_tokens: int) -> None:
+        """Append tokens without computing them; each byte of their keys and values is 60."""
+        cache = self._llm.engine.cache
+        cache.prepare(self._block_table, num_tokens)
+        for pool in (*cache.keys, *cache.values):
+            pool.view(np.uint8)[...] = 60  # in each data type a number of 0.01 to 60
+        self._block_table.length = num_tokens
+
+    def extend(self, ids: list[int]) -> tuple[Array, float]:
+        """Append tokens; return their logits, and the seconds of the forward pass."""
         cache = self._llm.engine.cache
         length = self._block_table.length
         cache.prepare(self._block_table, length + len(ids))
-        rows = range(len(ids)) if every_row else range(len(ids) - 1, len(ids))
-        entry = BatchEntry(self._block_table, TokenTree.chain(ids), rows, len(ids))
+        entry = BatchEntry(self._block_table, TokenTree.chain(ids), range(len(ids)), len(ids))
         result = self._llm.engine.runner.forward(ForwardBatch([entry]))
         cache.commit_slots(self._block_table, range(len(ids)))
         return result.logits[0], result.seconds
@@ -92,30 +97,23 @@ def measure_perplexity(options: argparse.Namespace) -> None:
 
 
 def measure_speed(options: argparse.Namespace) -> None:
-    """Print bytes per token, and the times of the prompt and of steps after it."""
+    """Print bytes per token, and the time of steps after a text."""
     texts = dict[str, Text]()
     bytes_per_token = dict[str, int]()
-    prompt_seconds = dict[str, float]()
     for kv_dtype in options.dtype:
         llm = load(options.model, kv_dtype, options)
-        some = llm.tokenizer.encode(options.text.read_text())
-        ids = list(islice(cycle(some), options.tokens))
         texts[kv_dtype] = Text(llm)
+        texts[kv_dtype].fill(options.tokens)
         bytes_per_token[kv_dtype] = llm.engine.cache.bytes_per_token
-        start = time.perf_counter()
-        for first in range(0, len(ids), _CHUNK):
-            texts[kv_dtype].extend(ids[first : first + _CHUNK], every_row=False)
-        prompt_seconds[kv_dtype] = time.perf_counter() - start
     seconds: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in texts}
     for _ in range(options.steps):
         for kv_dtype, text in texts.items():
-            seconds[kv_dtype].append(text.extend([ids[0]])[1])
+            seconds[kv_dtype].append(text.extend([1])[1])
     for kv_dtype in texts:
         size = bytes_per_token[kv_dtype]
         milliseconds = [1e3 * each for each in seconds[kv_dtype]]
         print(
-            f"{kv_dtype:5} {size:,} bytes a token, {size * options.tokens / 1e6:.1f} MB, prompt "
-            f"{prompt_seconds[kv_dtype]:.1f} s, step "
+            f"{kv_dtype:5} {size:,} bytes a token, {size * options.tokens / 1e6:.1f} MB, step "
             f"{statistics.median(milliseconds):.2f} ms (smallest {min(milliseconds):.2f})",
             flush=True,
         )
@@ -127,7 +125,7 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("perplexity", "speed"))
     parser.add_argument("model", help="a GGUF file or a folder")
-    parser.add_argument("text", type=Path)
+    parser.add_argument("text", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--dtype", nargs="+", choices=tuple(KV_DTYPES), default=["int8", "int4"])

@@ -166,7 +166,9 @@ def test_outputs_are_those_of_a_slow_loop(
     scale = np.abs(expected).max()
     # A code of a quantized cache can be the next one where a number is between two codes.
     tolerances = {None: 2e-5, INT8: 2e-3, INT4: 3e-2}
-    tolerance = 0.06 if dtype == BFLOAT16 else tolerances[kv_dtype]
+    tolerance = tolerances[kv_dtype]
+    if dtype == BFLOAT16:
+        tolerance = 0.25 if kv_dtype == INT4 else 0.06
     assert error < tolerance * scale
     assert np.abs(expected - x.astype(np.float64)).max() > 0.3 * scale
 

@@ -25,7 +25,7 @@ def test_large_pairs_are_found() -> None:
         stored = tiny_module(FLOAT32, **SHAPE).layers[number].qkv.bias.numpy()
         heads = stored.reshape(-1, config.head_dim)[config.num_heads :][: config.num_kv_heads]
         lengths = np.hypot(heads[:, :16], heads[:, 16:])
-        large = [pair for pair in range(16) if lengths[:, pair].max() >= 3.0]
+        large = [pair for pair in range(16) if lengths[:, pair].max() >= 6.0]
         assert bias.pairs.tolist() == large
         elements = [*large, *(pair + 16 for pair in large)]
         assert np.array_equal(bias.values[:, elements], heads[:, elements])
