@@ -7,10 +7,10 @@ requests share the passes. Tokens that entered the text since the last proposal 
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -33,7 +33,7 @@ from pronk.drafting.shared.stepwise import (
 from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
-from pronk.models.choice import open_torch
+from pronk.models.choice import compute_dtype
 from pronk.models.decoder import forward_weights
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
@@ -204,13 +204,9 @@ def load_draft_model(
         config = read_config(path)
         translation = _translate(drafter, target, path, config.vocab_size)
         parsed_dtype = parse_dtype(dtype, config)
-        backend = target.decoder.backend.for_model(config, parsed_dtype)
-        if backend is None:
-            reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
-            backend = open_torch("cpu", parsed_dtype, reason)
-            warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
-        decoder = load_decoder(path, config, dtype=parsed_dtype, backend=backend, weights=weights)
-        pool = open_pool(target, config, backend.compute_dtype(parsed_dtype), backend)
+        kernels = target.decoder.kernels
+        decoder = load_decoder(path, config, dtype=parsed_dtype, kernels=kernels, weights=weights)
+        pool = open_pool(target, config, compute_dtype(parsed_dtype))
         runner = ModelRunner(decoder, pool, clock=target.clock)
         relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
         return DraftRunner(runner, translation, target, relative_size)
@@ -254,10 +250,20 @@ def _has_vocabulary_of(target: Target, folder: Path) -> bool:
         return False
     if _has_tokenizer_of(target, folder):
         return True
-    tokenizer = Tokenizer.load(folder)
+    size, fingerprint = _read_vocabulary(folder)
     # The fingerprint of a large vocabulary takes a tenth of a second.
-    is_as_large = tokenizer.vocab_size == target.tokenizer.vocab_size
-    return is_as_large and tokenizer.fingerprint == target.tokenizer.fingerprint
+    return size == target.tokenizer.vocab_size and fingerprint == target.tokenizer.fingerprint
+
+
+@cache
+def _read_vocabulary(folder: Path) -> tuple[int, str]:
+    """Return the size and the fingerprint of a draft model's vocabulary.
+
+    They are kept, because "auto" asks for them twice with each target, and a folder of a clone does
+    not change.
+    """
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer.vocab_size, tokenizer.fingerprint
 
 
 def _has_tokenizer_of(target: Target, folder: Path) -> bool:

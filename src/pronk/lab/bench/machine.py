@@ -1,40 +1,19 @@
-"""Description of the machine that runs a benchmark, its memory bandwidth, and peak memory."""
+"""Description of the machine that runs a benchmark, and peak memory."""
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from pronk.backends import Backend, KernelsError, candidates, machine_memory, num_threads
+from pronk.backends import KernelsError, candidates
+from pronk.diagnosis import describe_machine
 from pronk.lab.bench.peers.engines.memory import peak_memory, reset_peak_memory
 
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
-
-_BUFFER_BYTES = 2**30  # larger than the caches of today's processors
-
-
-class BandwidthMeter:
-    """Measures the bandwidth of reading memory, with all threads, on a buffer beyond the caches."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.nbytes = _BUFFER_BYTES
-        self._read = backend.memory_reader(self.nbytes)
-
-    def measure(self) -> float:
-        """Return the read bandwidth in bytes per second, the best of three runs."""
-        best = 0.0
-        for _ in range(3):
-            started = perf_counter()
-            self._read()
-            best = max(best, self.nbytes / (perf_counter() - started))
-        return best
 
 
 class PeakMemory:
@@ -48,10 +27,10 @@ class PeakMemory:
         self.reset: Callable[[], None] = reset_peak_memory
         self._peak: Callable[[], int | None] = peak_memory
         if device.startswith("cuda"):
-            import pronk.torch  # noqa: PLC0415 - torch is optional
+            from torch import cuda  # noqa: PLC0415 - torch is optional
 
-            self.reset = partial(pronk.torch.reset_peak_memory, device)
-            self._peak = partial(pronk.torch.peak_memory, device)
+            self.reset = partial(cuda.reset_peak_memory_stats, device)
+            self._peak = partial(cuda.max_memory_allocated, device)
         self._excluded_bytes = excluded_bytes
 
     def read(self) -> int | None:
@@ -66,30 +45,14 @@ def describe_hardware(device: str) -> dict[str, Any]:
     ``capability`` is the processor's best instruction set for which there are kernels; it is
     missing without kernels.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    description: dict[str, Any] = {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
-        "memory": machine_memory(),
-        "system": platform.platform(),
-        "threads": num_threads(),
-        "device": device,
-    }
+    description = describe_machine() | {"device": device}
     with suppress(KernelsError):
         description["capability"] = candidates()[0].name
     if device.startswith("cuda"):
-        from pronk.torch import product_name  # noqa: PLC0415 - torch is optional
+        from torch import cuda  # noqa: PLC0415 - torch is optional
 
-        description["accelerator"] = product_name(device)
+        description["accelerator"] = cuda.get_device_name(device)
     return description
-
-
-def _processor() -> str:
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def versions() -> dict[str, str]:
