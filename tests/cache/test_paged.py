@@ -674,3 +674,21 @@ def test_pools_share_the_budget() -> None:
         budget.KVBudget(block, 9).add(
             replace(CONFIG, num_layers=7, windows=(None,) * 7), FLOAT32, make
         )
+
+
+@pytest.mark.parametrize("kv_dtype", [INT8, INT4], ids=str)
+def test_quantized_slots_are_exported_and_moved_as_a_whole(kv_dtype: DType) -> None:
+    dice = np.random.default_rng(0)
+    source, target = (
+        make_cache(CONFIG, FLOAT32, num_blocks=4, block_size=SIZE, kv_dtype=kv_dtype)
+        for _ in range(2)
+    )
+    for pool in (*source.keys, *source.values):
+        pool[...] = dice.integers(-128, 128, pool.shape)
+    slots = np.array([3, 17, 20])
+    stored = source.export_slots(slots)
+    assert stored.shape == (3, source.bytes_per_token)
+    target.import_slots(np.array([40, 5, 2]), stored)
+    assert np.array_equal(target.export_slots(np.array([40, 5, 2])), stored)
+    target.move(np.array([40, 5]), np.array([5, 63]))
+    assert np.array_equal(target.export_slots(np.array([5, 63, 2])), stored)
