@@ -87,7 +87,7 @@ SavedFeature = int | Feature
 
 
 class KeyBias(NamedTuple):
-    """What the keys of a layer are stored without (:mod:`pronk.models.key_biases`).
+    """A bias that the keys of a layer are stored without (:mod:`pronk.models.key_biases`).
 
     Attributes:
         values: the bias before RoPE, float32 ``[kv_heads, head_dim]``; 0 outside of the pairs.

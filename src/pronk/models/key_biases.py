@@ -51,10 +51,10 @@ def _find(layer: Any, rope_dim: int) -> KeyBias | None:
     rows = np.concatenate([_head_biases(part, config.head_dim) for part in layer.qkv.parts])
     keys = rows[config.num_heads : config.num_heads + config.num_kv_heads]
     half = rope_dim // 2
-    squares = (
-        keys[:, :half].astype(np.float64) ** 2 + keys[:, half:rope_dim].astype(np.float64) ** 2
-    )
-    pairs = np.flatnonzero((squares >= _SMALLEST**2).any(0))
+    first = keys[:, :half].astype(np.float64)
+    second = keys[:, half:rope_dim].astype(np.float64)
+    squares = first * first + second * second
+    pairs = np.flatnonzero((squares >= _SMALLEST * _SMALLEST).any(0))
     if not len(pairs):
         return None
     values = np.zeros_like(keys)
