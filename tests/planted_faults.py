@@ -1071,6 +1071,27 @@ _FILES = (
         "kernels/test_latent_attention.py",
     ),
     Fault(
+        "queries of an int4 cache are not rotated",
+        "kernels/csrc/attention.inc",
+        "      rotate_head(rotated, d, block);\n",
+        "",
+        "cache/test_paged.py::test_logits_with_a_quantized_cache",
+    ),
+    Fault(
+        "scores of an int4 cache lack those of the biases of keys",
+        "kernels/csrc/attention.inc",
+        "x[n] = vadd(x[n], vload(bias_scores + n * 16))",
+        "x[n] = vadd(x[n], vzero())",
+        "models/test_key_biases.py",
+    ),
+    Fault(
+        "a moved key of an int4 cache keeps the scales of another slot",
+        "kernels/csrc/pack.cpp",
+        "copy_bytes(panel + codes * 16 + (k * 16 + lane) * bytes, bytes)",
+        "copy_bytes(panel + codes * 16 + k * 16 * bytes, bytes)",
+        "engine/test_equality.py::test_quantized_cache",
+    ),
+    Fault(
         "adjacent rows share the adapter of the first",
         "kernels/csrc/adapters.inc",
         "r < first + TILE_M && s->row[r].adapter == s->row[first].adapter",

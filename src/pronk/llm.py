@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast, overload
 
-from pronk.base.arrays import INT8, Array
+from pronk.base.arrays import KV_DTYPES, Array
 from pronk.base.keywords import known_keywords
 from pronk.base.options import takes
 from pronk.cache.budget import KVBudget, parse_memory
@@ -143,7 +143,7 @@ class LLM:
                 self._team.shard_config,
                 compute_dtype(self.dtype),
                 partial(self._team.pool, kernels=kernels),
-                INT8 if options.kv_dtype == "int8" else None,
+                KV_DTYPES[options.kv_dtype],
                 share_prefixes=share_prefixes,
             )
             if self._prompt_cache is not None:

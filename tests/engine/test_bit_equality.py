@@ -21,7 +21,7 @@ import pytest
 from covering import covering
 from oracle import dense_logits, to_array, to_tensor
 from own_process import in_own_process
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, Array, DType, is_finite
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts
@@ -90,6 +90,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "experts": {"special": "experts"},
     "routers": {"special": "routers"},
     "sublayers": {"special": "sublayers", "windows": (None,) * 6},
+    "biases": {"special": "biases", "windows": (None, 37), "head_dim": 32},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),
@@ -500,17 +501,20 @@ def test_weights_of_other_types(name: str) -> None:
         "odd sizes",
         "classic",
         "convolutions",
+        "latent attention",
+        "biases",
     ],
 )
-def test_8_bit_cache(variant: str, dtype: DType) -> None:
+@pytest.mark.parametrize("kv_dtype", [INT8, INT4], ids=str)
+def test_quantized_cache(variant: str, dtype: DType, kv_dtype: DType) -> None:
     decoder = tiny_decoder(dtype, **VARIANTS[variant])
-    texts = {"kv_dtype": INT8}
+    texts = {"kv_dtype": kv_dtype}
     assert not [
         *chunks_differ(decoder, length=600, chunks=(33, 512), **texts),
         *trees_differ(decoder, **texts),
     ]
     assert not [*batches_differ(decoder, **texts)]
-    assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=INT8)[0])
+    assert not same(plain(decoder, 600)[0], plain(decoder, 600, **texts)[0])
 
 
 @MOSTLY

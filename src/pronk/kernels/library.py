@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, address_of
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, Array, DType, address_of
 from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError, describe_error
 from pronk.kernels.build import library_name
@@ -34,7 +34,7 @@ from pronk.kernels.structures import (
 )
 from pronk.kernels.threads import num_threads
 
-VERSION = 26  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 27  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -50,7 +50,7 @@ RoundingBits = Literal["portable", "fast"]
 # Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
 # this number of bits and a scale per group; of super-blocks of this GGUF type,
 # and of those that other GGUF types are decoded to.
-TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
+TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5, INT4: 14}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
 SUPER_BLOCK_TYPES: dict[str, int] = {
     "Q2_K": 11,

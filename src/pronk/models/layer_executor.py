@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pronk.base.arrays import FLOAT32, Array, address_of
+from pronk.base.arrays import FLOAT32, INT4, Array, address_of
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.kernels.structures import CClusters, CDraftChain, OnToken
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.key_biases import find_key_biases
 from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
@@ -57,6 +58,8 @@ class LayerExecutor:
         self.decoder = decoder
         self.cache = cache
         self.other_caches = other_caches
+        if cache.kv_dtype == INT4:
+            cache.key_biases = find_key_biases(decoder)
         # seconds spent so far on communication with worker processes
         self.communication_seconds = 0.0
         self._programs: dict[tuple[object, ...], LayersProgram] = {}

@@ -674,6 +674,15 @@ class Operations:
         keys = cache.keys[kv.layer]
         op.keys = self._keep_alive(keys if len(keys) else None)
         op.values = self._keep_alive(cache.values[kv.layer])
+        bias = cache.key_biases.get(kv.layer)
+        if bias is not None:
+            rope = cache.config.rope_of(kv.layer)
+            assert rope is not None, "expected a rotation of keys with biases, found none"
+            op.rope = self._rope_index(rope, cache) + 1
+            op.rope_dim = rope.dim
+            op.key_bias = self._keep_alive(bias.values)
+            op.bias_pairs = self._keep_alive(bias.pairs)
+            op.num_bias_pairs = len(bias.pairs)
 
     def _set_matrix(self, op: COp, linear: Linear) -> None:
         """Set the matrix of an operation, without its adapters."""
