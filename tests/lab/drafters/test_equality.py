@@ -1,11 +1,12 @@
 """Same seed, same tokens for all drafters of the lab: the engine's tests of equality."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from engine import test_equality as equality
-from engine.test_equality import ALONE, RAGGED, SETTINGS_OF_READERS, matrix
+from engine.test_equality import ALONE, RAGGED, SETTINGS_OF_READERS, SHIFTS, matrix
 from lab.drafters.cases import DRAFTERS, spec
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 
@@ -19,9 +20,10 @@ def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     equality.test_ragged_batch(spec(name), options, dtype)
 
 
+@SHIFTS
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
-def test_options_beside_each_other(name: str) -> None:
-    equality.test_options_beside_each_other(spec(name))
+def test_options_beside_each_other(name: str, shifts: Sequence[int]) -> None:
+    equality.test_options_beside_each_other(spec(name), shifts)
 
 
 @pytest.mark.parametrize(
