@@ -23,6 +23,7 @@ from fake_hub import fake_hub
 from pronk import diagnosis
 from pronk.checkpoint.hub import names
 from pronk.lab.bench import measure
+from pronk.models import resolve
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,8 @@ def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
         known = known._replace(
             model=replace(known.model, revision=None), sha256=sha256(data).hexdigest()
         )
-        monkeypatch.setattr(names, "known_models", lambda: {known.name: known})
+        for module in (names, resolve):
+            monkeypatch.setattr(module, "known_models", lambda: {known.name: known})
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         with fake_hub() as hub:
             hub.repos[known.model.repo] = {known.model.file: data}
@@ -103,7 +105,13 @@ def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
         assert code == 0, err
         assert Path(out.strip()).read_bytes() == data
 
+    def doctor(words: list[str]) -> None:
+        """Read the command's words; ``tests/cli/test_doctor.py`` runs it, which takes seconds."""
+        code, _, err = command(*words[1:], "--help")
+        assert code == 0, err
+
     others = {"pip install": install, "pronk pull": pull, "pronk serve": serve, "curl": curl}
+    others["pronk doctor"] = doctor
     return others | {f"pronk {name}": pronk for name in FEWER}
 
 
