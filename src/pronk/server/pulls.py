@@ -19,6 +19,9 @@ from pronk.server.model_pool import ModelPool, PooledModel
 
 # Seconds between two looks at the progress of a download: the shortest time between two lines.
 _POLL_SECONDS = 0.2
+# Number of looks without progress after which the last line is sent again: a client that has closed
+# its side of the connection is known to have left only when it does not accept more.
+_REPEAT_POLLS = 5
 
 
 class Pulls:
@@ -71,10 +74,13 @@ class Pulls:
         try:
             yield [{"status": "pulling manifest"}]
             shown = (0, 0)
+            num_polls = 0  # looks since the last line
             while not job.done():
                 await asyncio.wait({job}, timeout=_POLL_SECONDS)
-                if progress.numbers != shown:
+                num_polls += 1
+                if progress.numbers != shown or num_polls == _REPEAT_POLLS:
                     shown = progress.numbers
+                    num_polls = 0
                     yield [_line(name, *shown)]
             path = await job
         except CheckpointError as error:
