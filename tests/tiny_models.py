@@ -366,10 +366,19 @@ def make_backend(dtype: DType = FLOAT32, *, packed: bool = True) -> Backend:
     return KernelBackend(kernels()) if packed else open_torch("cpu", dtype, "tests")
 
 
-def decoder_of(module: DenseModel, backend: Backend, weights: str = "plain") -> Decoder:
-    """Return the decoder with the weights of a module."""
+def decoder_of(
+    module: DenseModel,
+    backend: Backend,
+    weights: str = "plain",
+    linear: LinearFactory | None = None,
+) -> Decoder:
+    """Return the decoder with the weights of a module.
+
+    ``linear`` packs them; by default as the option ``weights``.
+    """
     config = module.config
-    linear = stored_linear(backend) if weights == "stored" else choose_linear(backend, weights)
+    if linear is None:
+        linear = stored_linear(backend) if weights == "stored" else choose_linear(backend, weights)
     decoder = Decoder(config, backend)
 
     def norm(of: torch.nn.Module) -> Norm | None:
