@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpu.tiny_gpu import CPU
+from gpu.tiny_gpu import CPU, gpu_runner
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, unpack
 from pronk.gpu import gemm
 from pronk.gpu.attention import AttentionOptions, attend
 from pronk.gpu.choose import choose, noise_of
@@ -16,7 +18,9 @@ from pronk.gpu.layout import RowLayout
 from pronk.gpu.rows import RowNorm, gate, normalize
 from pronk.gpu.weights import GpuMatrix, load_matrix
 from pronk.kernels.rounding import round_weights
+from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.stateless import StatelessSampler
+from pronk.sampling.tree import TokenTree
 from tiny_models import kernels
 
 
@@ -56,8 +60,31 @@ def test_products_are_those_of_numpy(name: str) -> None:
     assert np.abs(got - (x @ weight.T + draw(2, 20))).max() < 2e-4
 
 
+@pytest.mark.parametrize(("kind", "size", "values"), [("Q4_K", 144, 256), ("Q8_0", 34, 32)])
+def test_blocks_of_gguf_files_keep_their_numbers(kind: str, size: int, values: int) -> None:
+    """Two parts, the first in the order of interleaved RoPE; scales stay in 16 bits or less."""
+    inputs = 512
+    stored = np.random.default_rng(13).integers(0, 256, (12, inputs // values, size), np.uint8)
+    factors = np.random.default_rng(14).uniform(-1, 1, (12, inputs // values, 2))
+    count = 2 if kind == "Q4_K" else 1
+    halves = factors.astype(np.float16).view(np.uint8)
+    stored[..., : 2 * count] = halves.reshape(12, -1, 4)[..., : 2 * count]
+    rows = stored.reshape(12, -1)
+    matrix = BlockMatrix(kind, inputs, (BlockRows(rows[:8], heads=2), BlockRows(rows[8:])))
+    loaded = load_matrix(matrix, None, dtype=FLOAT32, device=CPU)
+    type_ = next(each for each in TENSOR_TYPES.values() if each.name == kind)
+    want = unpack(rows, type_, np.empty((12, inputs), np.uint8)).dequantize()
+    # of each head of 4 rows, the rows 0 2 1 3
+    want = want[[0, 2, 1, 3, 4, 6, 5, 7, 8, 9, 10, 11]]
+    assert np.array_equal(to_array(loaded.rows(torch.arange(12))), want)
+    assert loaded.nbytes <= 1.03 * stored.nbytes
+    x = draw(15, 3, inputs)
+    got = to_array(multiply(torch.from_numpy(x), loaded))
+    assert np.abs(got - x @ want.T).max() < 1e-5 * np.abs(want).max() * inputs
+
+
 def test_bits_of_a_product_do_not_depend_on_the_rows() -> None:
-    assert depends_on_rows(plan_product) == []
+    assert find_dependent_formats() == []
 
 
 def test_a_split_by_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +103,11 @@ def test_a_split_by_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = gemm._multiply_rows
     monkeypatch.setattr(gemm, "_multiply_rows", multiply_rows)
     monkeypatch.setattr(gemm, "plan_product", faulty)
-    assert depends_on_rows(faulty) != []
+    assert find_dependent_formats() != []
 
 
-def depends_on_rows(plan: object) -> list[str]:
+def find_dependent_formats() -> list[str]:
     """Return the formats in which a row has other bits beside other rows."""
-    del plan
     found = []
     for name, (_, matrix) in matrices().items():
         if name not in ("plain", "int4"):
@@ -184,11 +210,6 @@ def test_noise_has_the_bits_of_the_library() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_captured_steps_equal_plain_calls() -> None:
     """On a device: a graph gives the bits of the calls that it has captured."""
-    from gpu.tiny_gpu import gpu_runner  # the models of this test are on the device
-    from pronk.models.forward_batch import BatchEntry, ForwardBatch
-    from pronk.cache.blocks import BlockTable
-    from pronk.sampling.tree import TokenTree
-
     device = torch.device("cuda")
     runner = gpu_runner(BFLOAT16, device=device)
     table = BlockTable()
