@@ -1,4 +1,7 @@
-"""Compile the kernels for an installation or a wheel; without a compiler, install without them."""
+"""Compile the kernels for an installation or a wheel.
+
+Without a compiler, pronk is installed without them: it can load no model then, and says so.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,7 @@ class KernelsHook(BuildHookInterface[Any]):
                     file.unlink(missing_ok=True)
                 self.app.display_warning(
                     f"pronk is installed without its kernels: {error}. Install a C++ compiler "
-                    "(Debian: apt install g++) and pronk again, or pronk[torch], with which torch "
-                    "computes, slower, not bit-exact."
+                    "(Debian: apt install g++) and pronk again."
                 )
                 return
         if version != "editable":

@@ -96,7 +96,7 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     """Measure passes over ``ROWS`` rows of random tokens, and in turn the memory bandwidth."""
     runner = llm.engine.runner
     dice = random.Random(0)
-    kernels = runner.decoder.backend.kernels
+    kernels = runner.decoder.kernels
     assert kernels is not None, "expected pronk's kernels, found torch"
     buffer = mapped_zeros((READ_BYTES,), np.dtype(np.uint8))
     buffer[:] = 1  # pages of zeros that were never written take no memory

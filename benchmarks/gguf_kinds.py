@@ -18,9 +18,9 @@ import numpy as np
 
 from pronk.base.arrays import Array
 from pronk.checkpoint.gguf.blocks import PACKED_BLOCKS, TENSOR_TYPES, BlockMatrix, BlockRows
+from pronk.kernels.library import Kernels
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import describe_hardware
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import Linear, WeightLayout
 
@@ -45,7 +45,7 @@ def main() -> None:
     kernels = load_kernels(options.kernels)
     kinds = [BASE, *(kind for kind in options.kind or sorted(PACKED_BLOCKS) if kind != BASE)]
     shape = (options.outputs, options.inputs)
-    matrices = {kind: make_matrices(KernelBackend(kernels), kind, shape) for kind in kinds}
+    matrices = {kind: make_matrices(kernels, kind, shape) for kind in kinds}
     random = np.random.default_rng(0)
     x = random.normal(size=(max(options.rows), options.inputs)).astype(np.float32)
     seconds: dict[tuple[str, int], list[float]] = {}
@@ -68,7 +68,7 @@ def main() -> None:
         print(f"| {kind} |", " | ".join(cells), "|")
 
 
-def make_matrices(backend: KernelBackend, kind: str, shape: tuple[int, int]) -> list[Linear]:
+def make_matrices(by: Kernels, kind: str, shape: tuple[int, int]) -> list[Linear]:
     """Return matrices of random blocks of a kind, which together exceed the caches."""
     type_ = next(each for each in TENSOR_TYPES.values() if each.name == kind)
     outputs, inputs = shape
@@ -79,7 +79,7 @@ def make_matrices(backend: KernelBackend, kind: str, shape: tuple[int, int]) -> 
     for _ in range(count):
         stored = random.integers(256, size=(outputs, row_bytes), dtype=np.uint8) & FINITE
         matrix = BlockMatrix(kind, inputs, (BlockRows(stored),))
-        linears.append(Linear(backend, matrix, None, WeightLayout(), None))
+        linears.append(Linear(by, matrix, None, WeightLayout(), None))
     return linears
 
 

@@ -89,7 +89,7 @@ def weights(llm: LLM) -> list[Array]:
 
 def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     """Measure and print the passes over ``ROWS`` rows, and the limits."""
-    kernels = llm.engine.runner.decoder.backend.kernels
+    kernels = llm.engine.runner.decoder.kernels
     if kernels is None:
         sys.exit("passes: expected pronk's kernels, found none on this machine")
     packed = weights(llm)
@@ -204,7 +204,7 @@ def outside(llm: LLM, tokens: int) -> dict[str, float]:
     runs = []
     for _ in range(5):
         inside = [0.0]
-        kernels = llm.engine.runner.decoder.backend.kernels
+        kernels = llm.engine.runner.decoder.kernels
         library = kernels.library
         original = kernels.library.pronk_run
 

@@ -21,12 +21,16 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+import torch
 
 from pronk import LLM
 from pronk.base.arrays import Array
 from pronk.cache.blocks import BlockTable
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
+from pronk.train.attention import dense_logits
+from pronk.train.convert import to_array
+from pronk.train.modules.decoder import load_module
 
 # Function from token ids to float32 logits ``[tokens, vocab]``.
 Logits = Callable[[list[int]], Array]
@@ -42,6 +46,17 @@ def pronk_logits(llm: LLM) -> Logits:
         result = llm.engine.runner.forward(ForwardBatch([entry])).logits[0]
         llm.engine.cache.release(block_table)
         return result
+
+    return logits
+
+
+def dense_float32_logits(llm: LLM) -> Logits:
+    """Return a function to the logits of the dequantized weights in float32, by torch."""
+    module = load_module(llm.path, llm.config, torch.float32, torch.device("cpu"))
+
+    @torch.no_grad()
+    def logits(ids: list[int]) -> Array:
+        return to_array(dense_logits(module, torch.tensor([ids])))
 
     return logits
 
@@ -95,8 +110,7 @@ def main() -> None:
         "llama.cpp": llama_logits(options.model, options.context, options.threads),
     }
     if options.float32:
-        exact = LLM(options.model, kernels="torch", dtype="float32", threads=options.threads)
-        engines["float32"] = pronk_logits(exact)
+        engines["float32"] = dense_float32_logits(llm)
     losses = dict.fromkeys(engines, 0.0)
     distances = dict.fromkeys(permutations(engines, 2), 0.0)
     same = dict.fromkeys(distances, 0)

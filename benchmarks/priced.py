@@ -177,7 +177,7 @@ class PricedClock:
         """Return a model's prices from the table, or measure them and add them to the table."""
         decoder = executor.decoder
         kept = dict[str, Any]()
-        name = f"{decoder.config}, {forward_weights(decoder).nbytes} bytes, {decoder.backend.name}"
+        name = f"{decoder.config}, {forward_weights(decoder).nbytes} bytes, {decoder.kernels.name}"
         if num_threads() == 1:
             name += ", one thread"
         if self._table is not None and self._table.exists():

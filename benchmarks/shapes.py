@@ -963,7 +963,7 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
     def answer(kind: str, count: int) -> Any:
         nonlocal meter
         if kind == "bandwidth":
-            meter = meter or BandwidthMeter(runner.decoder.backend)
+            meter = meter or BandwidthMeter(runner.decoder.kernels)
             return meter.measure()
         if kind == "memory":
             return PeakMemory("cpu", 0 if meter is None else meter.nbytes).read()

@@ -25,7 +25,6 @@ from pronk.drafting.shared.token_clusters import cluster_means, cluster_rows
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import describe_hardware
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.layer_executor import HeadClusters, draft_chain
 from pronk.models.linear import Linear, WeightLayout, choose_linear
@@ -48,8 +47,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     set_threads(options.threads, 1)
-    backend = KernelBackend(load_kernels("auto"))
-    build = choose_linear(backend, options.weights)
+    by = load_kernels("auto")
+    build = choose_linear(by, options.weights)
     rows = np.random.default_rng(0).standard_normal((options.vocab, options.hidden), FLOAT32)
     began = perf_counter()
     clusters = cluster_rows(rows, options.num_clusters)
@@ -81,7 +80,7 @@ def main() -> None:
 
 
 def _program(head: Linear) -> Program:
-    program = head.backend.program(head.in_features, BFLOAT16)
+    program = Program(head.kernels, head.in_features, BFLOAT16)
     program.linear(head, to="logits", only_logits_rows=True)
     return program
 

@@ -49,9 +49,8 @@ def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str
         f"expected a context of {context} tokens, found {llm.config.context}"
     )
     decoder = llm.engine.runner.decoder
-    assert decoder.backend.exact, "expected pronk's kernels, found none on this machine"
     size = forward_weights(decoder)
-    meter = BandwidthMeter(decoder.backend)
+    meter = BandwidthMeter(decoder.kernels)
 
     def decode(prompt: Sequence[int], tokens: int) -> list[float]:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)

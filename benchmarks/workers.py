@@ -196,7 +196,7 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
             if turn:
                 seconds = [b.target_clock - a.target_clock for a, b in pairwise(done.stats.steps)]
                 times.setdefault(name, []).append(median(seconds))
-    meter = BandwidthMeter(whole.engine.runner.decoder.backend)
+    meter = BandwidthMeter(whole.engine.runner.decoder.kernels)
     speeds = {}
     for threads in (1, options.workers):
         set_threads(threads, workers=1)

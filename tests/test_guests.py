@@ -1,4 +1,4 @@
-"""Packages of others add backends, drafters and commands; a missing or broken one is an error of
+"""Packages of others add devices, drafters and commands; a missing or broken one is an error of
 one line.
 """
 
@@ -18,7 +18,6 @@ from pronk.base.guests import guests, load_guest
 from pronk.checkpoint.hub.clone_models import clone_model
 from pronk.cli.main import main
 from pronk.drafting import REGISTRY, make_drafter
-from pronk.torch.backend import TorchBackend
 from waiting import HUNG
 
 # A function that installs a package ``stranger``: its code, and its entry points by group and name.
@@ -82,16 +81,54 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     guests.cache_clear()
 
 
-def test_the_guests_of_the_wheel_are_registered() -> None:
-    assert load_guest("pronk.backends", "torch", "device") is TorchBackend
+ABACUS = """
+from pronk.backends import ModelRunner, PagedCache
+
+class Runner(ModelRunner):
+    passes = 0
+
+    def forward(self, batch, collect=frozenset()):
+        Runner.passes += 1
+        return super().forward(batch, collect)
+
+class Abacus:
+    split = None
+    pool = PagedCache
+    memory = 2**24  # free bytes, of which the KV cache takes a quarter
+
+    def __init__(self, device, config):
+        self.device = device
+        self.shard_config = config
+
+    def make_runner(self, decoder, cache):
+        return Runner(decoder, cache)
+
+    def end(self):
+        pass
+
+def open_device(options, model, dtype, config, kernels):
+    return Abacus(options.device, config)
+"""
 
 
-def test_a_backend(install: Install) -> None:
-    install(
-        "def make(device, dtype):\n    return device\n",
-        {"pronk.backends": "abacus = stranger:make"},
-    )
-    assert load_guest("pronk.backends", "abacus", "device")("wood", None) == "wood"
+def test_a_device(install: Install) -> None:
+    """Its runner computes the passes of the target, and its memory holds the KV cache."""
+    install(ABACUS, {"pronk.devices": "abacus = stranger:open_device"})
+    params = SamplingParams(max_tokens=24)
+    expected = LLM(drafter="suffix").generate("def f(a): return", params)
+    llm = LLM(device="abacus:1", drafter="suffix")
+    assert llm.device == "abacus:1"
+    assert 2**20 < sum(pool.nbytes for pool in llm.engine.cache._pools) < 2**22 + 2**16
+    assert llm.generate("def f(a): return", params).token_ids == expected.token_ids
+    assert sys.modules["stranger"].Runner.passes > 0
+    with pytest.raises(OptionError, match=r"^device: expected one of cpu, abacus, found 'abacu'"):
+        LLM(device="abacu")
+
+
+def test_a_device_that_no_package_adds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "--device", "cuda", "x"])
+    assert capsys.readouterr().err == "pronk: error: device: expected one of cpu, found 'cuda'\n"
 
 
 def test_a_drafter_is_available_everywhere(install: Install) -> None:
@@ -210,10 +247,10 @@ BROKEN = {
 def test_a_guest_that_cannot_be_imported(
     code: str, home: str, message: str, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    groups = ("pronk.backends", "pronk.drafters", "pronk.commands")
+    groups = ("pronk.devices", "pronk.drafters", "pronk.commands")
     install(code, dict.fromkeys(groups, f"lost = {home}"))
     with pytest.raises(OptionError) as error:
-        load_guest("pronk.backends", "lost", "device")
+        load_guest("pronk.devices", "lost", "device")
     assert str(error.value) == f"device: {message}"
     for use in (lambda: make_drafter("lost"), lambda: pronk.Lost):
         with pytest.raises(OptionError) as error:
@@ -226,10 +263,9 @@ def test_a_guest_that_cannot_be_imported(
 
 def test_an_unregistered_guest() -> None:
     with pytest.raises(OptionError) as error:
-        load_guest("pronk.backends", "abacus", "device")
+        load_guest("pronk.devices", "abacus", "device")
     found = (
-        "expected a package that registers abacus in pronk.backends, found none; "
-        "install pronk again"
+        "expected a package that registers abacus in pronk.devices, found none; install pronk again"
     )
     assert str(error.value) == f"device: {found}"
 
@@ -257,7 +293,6 @@ for use in (
     lambda: pronk.Kangaroo,
     lambda: LLM(MODEL, drafter="lookahead"),
     lambda: LLM(MODEL, workers=2),
-    lambda: LLM(MODEL, kernels="torch"),
 ):
     try:
         use()
@@ -297,7 +332,6 @@ def test_the_engine_runs_without_its_guests(tmp_path: Path) -> None:
         f"drafter: kangaroo: expected pronk.lab, {again}",
         f"drafter: lookahead: expected pronk.lab, {again}",
         f"workers: expected pronk.parallel, {again}",
-        f"kernels='torch', device='cpu': expected pronk.torch, {again}",
     ]
     packages = {"serve": "server", "train": "train", "bench": "lab"}
     lines = [

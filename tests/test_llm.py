@@ -208,20 +208,18 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
         assert pieces[-1].completion.text == "".join(piece.text for piece in pieces)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernels", "factor"), [("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)]
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_overflow_affects_only_its_own_request(
-    checkpoint: MakeCheckpoint, tmp_path: Path, dtype: str, kernels: str, factor: float
+    checkpoint: MakeCheckpoint, tmp_path: Path, dtype: str
 ) -> None:
     folder = tmp_path / "overflow"
     shutil.copytree(checkpoint("llama"), folder)
     weights = {
         name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()
     }
-    weights["model.embed_tokens.weight"][77] *= factor
+    weights["model.embed_tokens.weight"][77] *= 1e39
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    llm = LLM(folder, dtype=dtype, kernels=kernels, kv_memory="5MB")
+    llm = LLM(folder, dtype=dtype, kv_memory="5MB")
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     expected = llm.generate([1, 2, 3, 40], params).token_ids
     stream = llm.stream([1, 2, 3, 40], params)

@@ -35,10 +35,11 @@ USES_ENVIRONMENT = {
 }
 # Modules, and packages with a slash at the end, that may import torch. All others work without it.
 USES_TORCH = (
+    "lab/bench/machine.py",  # memory of a CUDA device
+    "gpu/",
     "lab/bench/peers/engines/hf.py",
     "parallel/connection.py",  # messages between processes
     "parallel/tensor.py",  # all-reduce
-    "torch/",
     "train/",
 )
 # Modules that import these, and are themselves imported only for several processes.
@@ -145,7 +146,7 @@ def test_former_modules_are_no_packages(name: str) -> None:
 def test_public_modules_have_the_names_of_their_stubs() -> None:
     names = documented_names()
     modules = [name for name in names if hasattr(importlib.import_module(name), "__all__")]
-    assert {"pronk.backends", "pronk.drafting", "pronk.lab", "pronk.torch"} <= {*modules}
+    assert {"pronk.backends", "pronk.drafting", "pronk.lab"} <= {*modules}
     for name in modules:
         module = importlib.import_module(name)
         assert dir(module)
@@ -279,10 +280,7 @@ def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def is_of_a_guest(module: str) -> bool:
     first, *rest = module.split(".")
-    # The name of the library torch is not that of a folder of tests.
-    return (first == "pronk" and rest[:1] != [] and rest[0] in GUESTS) or (
-        first in GUESTS and first != "torch"
-    )
+    return (first == "pronk" and rest[:1] != [] and rest[0] in GUESTS) or first in GUESTS
 
 
 def test_the_engines_tests_import_no_guest() -> None:
@@ -306,7 +304,6 @@ def test_the_engines_tests_import_no_guest() -> None:
         ("from lab.drafters import exits", True),
         ("from parallel.dealt import partition_randomly", True),
         ("from torch import Tensor", False),
-        ("from pronk.models.choice import open_torch", False),
     ],
 )
 def test_imports_of_guests_are_found(line: str, is_refused: bool, tmp_path: Path) -> None:
@@ -321,12 +318,12 @@ def test_imports_of_guests_are_found(line: str, is_refused: bool, tmp_path: Path
         ("from pronk.backends import Program, _secret", ["pronk.backends._secret"]),
         ("from pronk import LLM, nonsense", ["pronk.nonsense"]),
         ("from pronk.backends import Program", []),
-        ("from pronk.torch.program import TorchProgram", []),
+        ("from pronk.lab.drafters.lookahead import Lookahead", []),
     ],
 )
 def test_private_names_are_found(line: str, found: list[str], tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
-    assert [*private_names("torch", tmp_path / "new.py")] == found
+    assert [*private_names("lab", tmp_path / "new.py")] == found
 
 
 @pytest.mark.parametrize(

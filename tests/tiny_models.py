@@ -44,12 +44,10 @@ from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request, RequestResult, Speculation
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
-from pronk.models.backend import Backend
-from pronk.models.choice import open_torch
+from pronk.models.choice import compute_dtype
 from pronk.models.cost_model import CostCurve, CostModel
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import (
     AnyWeight,
@@ -344,7 +342,6 @@ def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> Dense
 def tiny_decoder(
     dtype: DType = FLOAT32,
     *,
-    packed: bool = True,
     weights: str = "plain",
     seed: int = 0,
     **shape: Any,
@@ -352,23 +349,15 @@ def tiny_decoder(
     """Return the decoder of :func:`tiny_module`; decoders have no state, so equal ones are shared.
 
     Args:
-        packed: for the kernels; otherwise for torch, which a guest computes with.
         weights: as in :func:`~pronk.models.linear.choose_linear`, or ``stored`` for
             :func:`stored_linear`.
     """
-    return decoder_of(
-        tiny_module(dtype, seed=seed, **shape), make_backend(dtype, packed=packed), weights
-    )
-
-
-def make_backend(dtype: DType = FLOAT32, *, packed: bool = True) -> Backend:
-    """Return the backend of the kernels, or that of the guest that registers torch."""
-    return KernelBackend(kernels()) if packed else open_torch("cpu", dtype, "tests")
+    return decoder_of(tiny_module(dtype, seed=seed, **shape), kernels(), weights)
 
 
 def decoder_of(
     module: DenseModel,
-    backend: Backend,
+    by: Kernels,
     weights: str = "plain",
     linear: LinearFactory | None = None,
 ) -> Decoder:
@@ -378,8 +367,8 @@ def decoder_of(
     """
     config = module.config
     if linear is None:
-        linear = stored_linear(backend) if weights == "stored" else choose_linear(backend, weights)
-    decoder = Decoder(config, backend)
+        linear = stored_linear(by) if weights == "stored" else choose_linear(by, weights)
+    decoder = Decoder(config, by)
 
     def norm(of: torch.nn.Module) -> Norm | None:
         if isinstance(of, torch.nn.Identity):
@@ -404,7 +393,7 @@ def decoder_of(
     return decoder
 
 
-def stored_linear(backend: Backend) -> LinearFactory:
+def stored_linear(by: Kernels) -> LinearFactory:
     """Return a function that builds layers of random GGUF blocks, of one stored kind after another.
 
     The blocks are of the magnitude of the given weights, whose inputs are a multiple of 64.
@@ -414,11 +403,11 @@ def stored_linear(backend: Backend) -> LinearFactory:
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         assert isinstance(weight, np.ndarray)
         if layout.head:
-            return Linear(backend, weight, bias, layout, None)
+            return Linear(by, weight, bias, layout, None)
         inputs = weight.shape[1]
         kind = next(kinds) if inputs % 256 == 0 else "NVFP4"
         stored = encode(kind, weight.astype(np.float32), seed=inputs)
-        return Linear(backend, BlockMatrix(kind, inputs, (BlockRows(stored),)), bias, layout, None)
+        return Linear(by, BlockMatrix(kind, inputs, (BlockRows(stored),)), bias, layout, None)
 
     return build
 
@@ -450,20 +439,18 @@ def set_attention(layer: Layer, own: DenseLayer, linear: LinearFactory) -> None:
         add_attention_gate(layer, linear, own.out.weight)
 
 
-def sharing_decoder(module: DenseModel, backend: Backend, reads: Mapping[int, KVSource]) -> Decoder:
+def sharing_decoder(module: DenseModel, by: Kernels, reads: Mapping[int, KVSource]) -> Decoder:
     """Return a decoder with the weights of a module, in which some layers share keys and values.
 
     Such a layer has queries only, and reads the keys and values of another layer.
     """
-    decoder = decoder_of(module, backend)
+    decoder = decoder_of(module, by)
     for index, kv in reads.items():
         layer = decoder.layers[index]
         weight = to_array(module.layers[index].qkv.weight)
         layer.reads = kv
         layer.k_norm = None
-        layer.qkv = Linear(
-            backend, weight[: layer.config.qkv_sizes[0]], None, layer.layout("qkv"), None
-        )
+        layer.qkv = Linear(by, weight[: layer.config.qkv_sizes[0]], None, layer.layout("qkv"), None)
     return decoder
 
 
@@ -675,12 +662,11 @@ def several_forms(layer: DenseLayer, by: Kernels) -> list[tuple[AnyWeight, Array
 
 def pack_several_forms(module: DenseModel, by: Kernels) -> Decoder:
     """Return the model for the kernels with q, k and v of all layers in :func:`several_forms`."""
-    backend = KernelBackend(by)
-    made = decoder_of(module, backend)
+    made = decoder_of(module, by)
     for own, layer in zip(module.layers, made.layers, strict=True):
         layout = layer.layout("qkv")
         layer.qkv = StackedLinear(
-            [Linear(backend, *part, layout, None) for part in several_forms(own, by)]
+            [Linear(by, *part, layout, None) for part in several_forms(own, by)]
         )
     return made
 
@@ -741,21 +727,18 @@ def make_cache(
     num_blocks: int = 400,
     block_size: int = 16,
     poison: float | None = POISON,
-    packed: bool = True,
     kv_dtype: DType | None = None,
     share_prefixes: bool = False,
     kind: type[PagedCache] = PagedCache,
     state_counts: StateCounts | None = None,
 ) -> PagedCache:
-    """Return a KV cache filled with ``poison``, for the kernels or for torch."""
-    if not packed and poison is not None:
-        poison = 1e4  # torch multiplies masked values by zero, which NaN would survive
-    backend = make_backend(dtype, packed=packed)
-    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
-    shape |= {"cache_class": kind} if packed else {}
-    made = backend.make_cache(
+    """Return a KV cache filled with ``poison``."""
+    made = kind(
         config,
-        **shape,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=dtype,
+        kernels=kernels(),
         kv_dtype=kv_dtype,
         poison=poison,
         share_prefixes=share_prefixes,
@@ -763,10 +746,8 @@ def make_cache(
     if state_counts is not None and config.recurrent is not None:
         made.resize_states(state_counts)
     for pool in (*made.keys, *made.values):
-        if poison is not None and packed:
+        if poison is not None:
             fill_poison(pool, poison)
-        elif poison is not None:
-            pool[...] = poison
     return made
 
 
@@ -825,7 +806,6 @@ def make_engine(
             ``clock`` of a runner in this process.
     """
     dtype = decoder.embedding.dtype
-    packed = decoder.backend.exact
     shape: dict[str, Any] = {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -833,9 +813,7 @@ def make_engine(
         "kind": kind,
         "state_counts": state_counts,
     }
-    pool = make_cache(
-        decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes
-    )
+    pool = make_cache(decoder.config, dtype, **shape, poison=poison, share_prefixes=share_prefixes)
     pool.allocator = StrictAllocator(num_blocks, block_size)
     if pool.prefix_cache is not None:
         pool.prefix_cache.attach(pool.allocator)
@@ -864,9 +842,8 @@ def text_logits(
     adapter: int = -1,
 ) -> Array:
     """Return the logits of a text, computed as a prompt in one pass: ``[len(tokens), vocab]``."""
-    packed = decoder.backend.exact
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
-    cache = make_cache(decoder.config, decoder.backend.compute_dtype(dtype), **shape, packed=packed)
+    cache = make_cache(decoder.config, compute_dtype(dtype), **shape)
     block_table = BlockTable(adapter=adapter)
     cache.prepare(block_table, len(tokens))
     entry = BatchEntry(block_table, TokenTree.chain(tokens), range(len(tokens)), len(tokens))

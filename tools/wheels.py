@@ -3,9 +3,9 @@
     make wheels                         # all of them, into dist/
     make wheels WHEELS="linux-x86_64"   # some
 
-There is a wheel for each platform of the cross-compiler, and one without kernels. The compiler is
-Zig's, from the wheel ``ziglang``, so that one Linux machine builds for all platforms. The Linux
-libraries need glibc 2.17 or newer and nothing else.
+There is a wheel for each platform of the cross-compiler. The compiler is Zig's, from the wheel
+``ziglang``, so that one Linux machine builds for all platforms. The Linux libraries need glibc 2.17
+or newer and nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ PLATFORMS = {
     "macos-arm64": Platform("aarch64-macos", "aarch64", "darwin", "macosx_11_0_arm64"),
     "macos-x86_64": Platform("x86_64-macos", "x86_64", "darwin", "macosx_11_0_x86_64"),
 }
-WITHOUT = "any"
 SOURCE = "sdist"
 MAX_SIZE = 15_000_000  # bytes of a wheel, the head of SmolLM2 included
 # Files that every wheel has beside the Python sources.
@@ -55,7 +54,7 @@ FILES = (
 
 def main() -> None:
     """Build the archives that the arguments name, by default all."""
-    known = [*PLATFORMS, WITHOUT, SOURCE]
+    known = [*PLATFORMS, SOURCE]
     wanted = sys.argv[1:] or known
     unknown = [name for name in wanted if name not in known]
     if unknown:

@@ -1,9 +1,10 @@
-"""Interface of backends, which compute the forward passes of a model on a device.
+"""Forward passes of a model, for packages that compute or read them.
 
-A package that adds a backend registers a function as an entry point of ``pronk.backends`` (see
-:mod:`pronk.base.guests`). The function is called with the name of the device and the dtype of the
-weights, and returns a :class:`Backend`. This module has the classes that a backend needs: the
-programs of a model's layers, their rows, weights and caches. :mod:`pronk.torch` is an example.
+A drafter with layers of its own builds a :class:`Program` of them. A package that computes the
+model on another device registers a function as an entry point of ``pronk.devices`` (see
+:mod:`pronk.base.guests`); the function returns a :class:`Workers`, whose runner gets a
+:class:`ForwardBatch` for each step. Several processes are registered in the same way
+(:mod:`pronk.parallel`).
 """
 
 from pronk.base.lazy import export

@@ -14,6 +14,9 @@ from pronk.checkpoint.config import ModelConfig as ModelConfig
 from pronk.checkpoint.config import default_query_scale as default_query_scale
 from pronk.checkpoint.formats.matrix import Bits as Bits
 from pronk.checkpoint.formats.matrix import QuantizedMatrix as QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import BlockMatrix as BlockMatrix
+from pronk.engine.options import LLMOptions as LLMOptions
+from pronk.engine.workers import Workers as Workers
 from pronk.kernels.adapters import LowRank as LowRank
 from pronk.kernels.library import Kernels as Kernels
 from pronk.kernels.library import KernelsError as KernelsError
@@ -25,11 +28,8 @@ from pronk.kernels.threads import num_threads as num_threads
 from pronk.kernels.threads import set_threads as set_threads
 from pronk.kernels.weights import CodedRows as CodedRows
 from pronk.kernels.weights import PackedMatrix as PackedMatrix
-from pronk.models.backend import AnyMatrix as AnyMatrix
-from pronk.models.backend import Backend as Backend
-from pronk.models.backend import Matrix as Matrix
-from pronk.models.choice import choose_backend as choose_backend
-from pronk.models.choice import open_torch as open_torch
+from pronk.models.choice import choose_kernels as choose_kernels
+from pronk.models.choice import compute_dtype as compute_dtype
 from pronk.models.decoder import Attention as Attention
 from pronk.models.decoder import Decoder as Decoder
 from pronk.models.decoder import Layer as Layer
@@ -37,7 +37,6 @@ from pronk.models.decoder import count_parameters as count_parameters
 from pronk.models.decoder import forward_weights as forward_weights
 from pronk.models.forward_batch import BatchEntry as BatchEntry
 from pronk.models.forward_batch import ForwardBatch as ForwardBatch
-from pronk.models.kernel_backend import KernelBackend as KernelBackend
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor
 from pronk.models.layer_executor import LayersResult as LayersResult
@@ -47,9 +46,10 @@ from pronk.models.linear import Norm as Norm
 from pronk.models.linear import WeightLayout as WeightLayout
 from pronk.models.model_runner import ForwardResult as ForwardResult
 from pronk.models.model_runner import ModelRunner as ModelRunner
-from pronk.models.program import HeadNorms as HeadNorms
-from pronk.models.program import KVSource as KVSource
-from pronk.models.program import LinearOutput as LinearOutput
+from pronk.models.operations import HeadNorms as HeadNorms
+from pronk.models.operations import KVSource as KVSource
+from pronk.models.operations import LinearOutput as LinearOutput
 from pronk.models.program import Program as Program
-from pronk.models.program import linear_output as linear_output
 from pronk.models.split import TensorSplit as TensorSplit
+from pronk.sampling.noise import noise_key as noise_key
+from pronk.sampling.stateless import StatelessSampler as StatelessSampler

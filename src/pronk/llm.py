@@ -29,7 +29,7 @@ from pronk.engine.workers import is_launched, start_workers
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weight_cache import WeightCache
 from pronk.models.adapters import Adapters
-from pronk.models.choice import choose_backend, choose_bits
+from pronk.models.choice import choose_bits, choose_kernels, compute_dtype
 from pronk.models.loader import (
     has_quantized_weights,
     load_decoder,
@@ -68,7 +68,7 @@ class LLM:
         exact: whether equal seeds give equal texts with any drafter and in any batch, under the
             acceptance rule ``coupled``.
         device: device that computes the model.
-        kernels: instruction set of pronk's kernels in use, or ``"torch"``.
+        kernels: instruction set of pronk's kernels in use.
         bits: ``"portable"`` if logits have the same bits on every processor, otherwise ``"fast"``.
         target: the model as the target of drafters; ``Suffix().bind(llm.target)`` creates a new
             :class:`Proposer`.
@@ -101,48 +101,46 @@ class LLM:
             self.dtype,
             quantized=options.weights != "plain" or has_quantized_weights(config, opened),
         )
-        backend = choose_backend(options.kernels, options.device, self.config, self.dtype, bits)
-        self.device = backend.device
-        self.kernels = backend.name
-        self.bits = backend.bits
+        kernels = choose_kernels(options.kernels, bits)
+        self.device = options.device
+        self.kernels = kernels.name
+        self.bits = kernels.bits
         share_prefixes = options.prefix_cache or options.prompt_cache is not None
         self.request_factory = RequestFactory(
-            self.config, self.tokenizer, backend.kernels, share_prefixes=share_prefixes
+            self.config, self.tokenizer, kernels, share_prefixes=share_prefixes
         )
         if options.check is not None:
             options.check(self.request_factory)
         is_split = options.parallel == "tensor" and workers > 1
         source = self.path if opened is None else opened
-        cacheable = None if opened is None or not backend.exact or is_split else opened.identity
+        cacheable = None if opened is None or is_split else opened.identity
         cache_size = options.weight_cache_size
         if cache_size is not None:
             cache_size = parse_memory(cache_size, "weight_cache_size")
         weight_file = WeightCache.open(options.weight_cache, cacheable, cache_size)
         self._prompt_cache = open_prompt_cache(
-            options, source, self.config, backend, split=is_split, weights=options.weights
+            options, source, self.config, kernels, split=is_split, weights=options.weights
         )
-        kv_budget = KVBudget(options.kv_memory, options.max_batch, workers, backend.memory)
-        self._team = start_workers(options, self.path, self.dtype, self.config, backend.kernels)
+        self._team = start_workers(options, self.path, self.dtype, self.config, kernels)
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
+            memory = self._team.memory
+            kv_budget = KVBudget(options.kv_memory, options.max_batch, workers, memory)
             decoder = load_decoder(
                 source,
                 self.config,
                 dtype=self.dtype,
-                backend=backend,
+                kernels=kernels,
                 weights=options.weights,
                 split=self._team.split,
                 cache=weight_file,
                 on_progress=options.progress,
             )
             self.adapters.attach(decoder)
-            make_cache = backend.make_cache
-            if self._team.pool is not None:
-                make_cache = partial(make_cache, cache_class=self._team.pool)
             cache = kv_budget.add(
                 self._team.shard_config,
-                backend.compute_dtype(self.dtype),
-                make_cache,
+                compute_dtype(self.dtype),
+                partial(self._team.pool, kernels=kernels),
                 INT8 if options.kv_dtype == "int8" else None,
                 share_prefixes=share_prefixes,
             )

@@ -21,7 +21,6 @@ from pronk.base.errors import OptionError
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.cli.main import main
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from tiny_models import kernels, text_logits
 
@@ -35,9 +34,7 @@ ROUNDED = (128, 5, 112)
 
 
 def our_logits(folder: Path) -> Array:
-    decoder = load_decoder(
-        folder, read_config(folder), dtype=FLOAT32, backend=KernelBackend(kernels())
-    )
+    decoder = load_decoder(folder, read_config(folder), dtype=FLOAT32, kernels=kernels())
     return text_logits(decoder, TOKENS)
 
 

@@ -22,7 +22,6 @@ from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts, count_state_bytes, count_states
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import read_config
 from tiny_models import kernels, tiny_config
 
@@ -38,7 +37,7 @@ FEWEST = count_state_bytes(CONFIG, count_states(CONFIG, 8, 0, share_prefixes=Tru
 
 def add(memory: KVBudget, config: ModelConfig = CONFIG) -> PagedCache:
     """Return a new pool with a prefix cache."""
-    return memory.add(config, FLOAT32, KernelBackend(kernels()).make_cache, share_prefixes=True)
+    return memory.add(config, FLOAT32, kernels().make_cache, share_prefixes=True)
 
 
 def counts_of(pool: PagedCache) -> StateCounts:
@@ -61,8 +60,7 @@ def test_memory_of_a_request_is_that_of_a_pool(
     found = request_memory(config, FLOAT32, length, 32, kv_dtype)
     num_blocks = max_held_blocks(length, config.window, 32, BLOCK_SIZE)
     options = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
-    backend = KernelBackend(kernels())
-    pool = backend.make_cache(config, **options, dtype=FLOAT32, kv_dtype=kv_dtype)
+    pool = PagedCache(config, kernels=kernels(), **options, dtype=FLOAT32, kv_dtype=kv_dtype)
     stored = sum(each.nbytes for each in (*pool.keys, *pool.values))
     assert found.kv_bytes * pool.num_slots == stored * num_blocks * BLOCK_SIZE
     assert found.kv_bytes > 0
@@ -128,9 +126,7 @@ def test_checkpoints_without_a_prefix_cache(max_requests: int) -> None:
         assert shared.requests <= alone.requests <= max_requests + 1
         assert alone.requests >= min(max_requests + 1, sum(shared[:2]) - 2)
     assert (shared.checkpoints, alone.checkpoints) == (16, 2)
-    pool = KVBudget(4 * MOST, max_requests).add(
-        CONFIG, FLOAT32, KernelBackend(kernels()).make_cache
-    )
+    pool = KVBudget(4 * MOST, max_requests).add(CONFIG, FLOAT32, kernels().make_cache)
     assert counts_of(pool).checkpoints == 2
 
 
@@ -161,7 +157,7 @@ def test_the_default_size(
         return default_kv_bytes(config, FLOAT32, FLOAT32, 8, limit, share_prefixes=shares)
 
     def made(memory: KVBudget) -> PagedCache:
-        make = KernelBackend(kernels()).make_cache
+        make = kernels().make_cache
         return memory.add(config, FLOAT32, make, share_prefixes=shares)
 
     monkeypatch.setattr(budget, "machine_memory", lambda: 1 << 30)

@@ -10,6 +10,7 @@ import math
 import os
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,12 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
-from pronk.models.backend import Backend
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
-from pronk.models.program import KVSource
+from pronk.models.program import KVSource, Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
     kernels,
-    make_backend,
     make_cache,
     read_kv,
     text_logits,
@@ -52,7 +50,6 @@ LEAD = [*range(900, 900 + SIZE - 4)]
 class Kind:
     """A layout of the KV cache."""
 
-    packed: bool
     dtype: DType
     kv_dtype: DType | None = None
 
@@ -62,17 +59,14 @@ class Kind:
             "block_size": SIZE,
             "kv_dtype": self.kv_dtype,
         }
-        return make_cache(CONFIG, self.dtype, **shape, packed=self.packed)
-
-    def poisoned(self, array: Array) -> Array:
-        return np.isnan(array) if self.packed else array > 1e3
+        return make_cache(CONFIG, self.dtype, **shape)
 
 
 KINDS = {
-    "kernels": Kind(True, FLOAT32),
-    "kernels, bfloat16": Kind(True, BFLOAT16),
-    "kernels, 8 bits": Kind(True, FLOAT32, INT8),
-    "kernels, 8 bits of bfloat16": Kind(True, BFLOAT16, INT8),
+    "kernels": Kind(FLOAT32),
+    "kernels, bfloat16": Kind(BFLOAT16),
+    "kernels, 8 bits": Kind(FLOAT32, INT8),
+    "kernels, 8 bits of bfloat16": Kind(BFLOAT16, INT8),
 }
 
 
@@ -109,7 +103,7 @@ def write(cache: PagedCache, block_table: BlockTable, values: list[int]) -> None
         keys = rows(values, layer)
         write_rows(cache, block_table, layer, keys, -keys)
     for layer in cache.features:
-        program = backend_of(cache).program(HIDDEN, cache.dtype, cache)
+        program = Program(cache.kernels, HIDDEN, cache.dtype, cache)
         program.store_feature(layer)
         program.run(
             rows_after(block_table, len(values)), outputs(values, layer).astype(cache.dtype)
@@ -120,13 +114,12 @@ def write_rows(
     cache: PagedCache, block_table: BlockTable, layer: int, keys: Array, values: Array
 ) -> None:
     """Write keys and values ``[rows, heads, size]`` after the committed tokens by a program of the
-    cache's backend.
+    cache's kernels.
 
     The input of row ``i`` is the unit vector ``i``, for which the projection returns column ``i``
     of its weight.
     """
     count = len(keys)
-    backend = backend_of(cache)
     config = cache.config
     cache.prepare(block_table, block_table.length + count)
     inputs = 256  # a unit vector times its square root has a mean square of exactly 1
@@ -135,22 +128,14 @@ def write_rows(
         np.concatenate((keys, values), axis=1).reshape(count, -1).T
     )
     linear = Linear(
-        backend, weight.astype(cache.dtype), None, WeightLayout(unit=config.head_dim), None
+        cache.kernels, weight.astype(cache.dtype), None, WeightLayout(unit=config.head_dim), None
     )
-    program = backend.program(inputs, cache.dtype, cache)
+    program = Program(cache.kernels, inputs, cache.dtype, cache)
     program.project(
         linear, Norm(np.full(inputs, 1 / 16, np.float32), None, 0.0), config, KVSource(layer)
     )
     units = 16 * np.eye(count, inputs, dtype=np.float32)
     program.run(rows_after(block_table, count), units.astype(cache.dtype))
-
-
-def backend_of(cache: PagedCache) -> Backend:
-    return (
-        make_backend(cache.dtype, packed=False)
-        if cache.kernels is None
-        else KernelBackend(cache.kernels)
-    )
 
 
 def rows_after(block_table: BlockTable, count: int) -> ForwardBatch:
@@ -211,14 +196,14 @@ def test_shapes_and_sizes_of_pools(kind: Kind) -> None:
     values = (2, slots, 10 if coded else 6)
     panels = (2, slots // 16, 6, 16, 1) if kind.dtype == FLOAT32 else (2, slots // 16, 3, 16, 2)
     panels = (2, slots // 16, 10, 16) if coded else panels
-    assert all(pool.shape == (panels if kind.packed else values) for pool in cache.keys)
+    assert all(pool.shape == (panels) for pool in cache.keys)
     assert all(pool.shape == values for pool in cache.values)
     assert (
         sum(pool.nbytes for pool in (*cache.keys, *cache.values)) == slots * cache.bytes_per_token
     )
     for pool in every(cache):
         assert pool.shape == (2, slots, 6)
-        assert kind.poisoned(pool).all()
+        assert np.isnan(pool).all()
     fresh = PagedCache(CONFIG, num_blocks=5, block_size=SIZE, dtype=BFLOAT16, kernels=None)
     assert all(pool.dtype == BFLOAT16 and not pool.any() for pool in (*fresh.keys, *fresh.values))
 
@@ -283,7 +268,7 @@ def test_codes_of_8_bits() -> None:
 
 def test_stored_bytes_are_those_of_every_layout() -> None:
     """Slots that one cache exports are the tokens of the cache that imports them, at any slots."""
-    for kind in [each for each in KINDS.values() if each.packed]:
+    for kind in KINDS.values():
         source = kind.make(4)
         target = kind.make(5)
         for cache in (source, target):
@@ -511,15 +496,15 @@ def test_freed_blocks_are_poisoned_and_no_others(kind: Kind) -> None:
     other = cache.allocator.fork(block_table, size)
     cache.release_before(block_table, count - 1)
     for pool in every(cache):
-        assert kind.poisoned(pool[:, size : 2 * size]).all()
-        assert not kind.poisoned(pool)[:, [*range(size), *range(2 * size, 4 * size)]].any()
+        assert np.isnan(pool[:, size : 2 * size]).all()
+        assert not np.isnan(pool)[:, [*range(size), *range(2 * size, 4 * size)]].any()
     assert read(cache, block_table, 2 * size, count) == [count - 1, count]
     assert read(cache, other, 0, size) == list(range(1, size + 1))
     cache.release(block_table)
     cache.release(other)
     for pool in every(cache):
-        assert kind.poisoned(pool[:, : 3 * size]).all()
-        assert not kind.poisoned(pool[:, 3 * size :]).any()
+        assert np.isnan(pool[:, : 3 * size]).all()
+        assert not np.isnan(pool[:, 3 * size :]).any()
 
 
 @dataclass
@@ -576,7 +561,7 @@ def test_random_operations(kind: Kind, seed: int) -> None:
     for text in texts:
         cache.release(text.block_table)
     assert cache.allocator.num_free == 30
-    assert all(kind.poisoned(pool).all() for pool in every(cache))
+    assert all(np.isnan(pool).all() for pool in every(cache))
 
 
 @pytest.mark.parametrize(
@@ -610,11 +595,11 @@ def test_memory_sizes_that_are_refused(value: object) -> None:
     assert repr(value) in str(caught.value)
 
 
-def blocks(dtype: DType, memory: str | int | None, requests: int, *, packed: bool) -> int:
+def blocks(dtype: DType, memory: str | int | None, requests: int) -> int:
     """Return the number of blocks for ``kv_memory=memory``."""
-    backend = make_backend(dtype, packed=packed)
-    pool = budget.KVBudget(memory, requests).add(CONFIG, dtype, backend.make_cache)
-    assert pool.kernels is backend.kernels
+    make_pool = partial(PagedCache, kernels=kernels())
+    pool = budget.KVBudget(memory, requests).add(CONFIG, dtype, make_pool)
+    assert pool.kernels is kernels()
     assert (
         sum(each.nbytes for each in (*pool.keys, *pool.values))
         == pool.num_slots * pool.bytes_per_token
@@ -622,12 +607,7 @@ def blocks(dtype: DType, memory: str | int | None, requests: int, *, packed: boo
     return pool.allocator.num_blocks
 
 
-@pytest.fixture
-def packed() -> bool:
-    return True
-
-
-def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch, *, packed: bool) -> None:
+def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache fills the budget; without a budget it holds all requests, within a quarter of the
     memory.
     """
@@ -635,19 +615,19 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch, *, packed: bool) ->
     block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE
     assert kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE == block
     assert kv_bytes_per_token(CONFIG, INT8) * 4 * 6 == kv_bytes_per_token(CONFIG, FLOAT32) * (6 + 4)
-    assert blocks(FLOAT32, block, 9, packed=packed) == 1
-    assert blocks(FLOAT32, 10 * block - 1, 9, packed=packed) == 9
-    assert blocks(BFLOAT16, 10 * block, 9, packed=packed) == 20
+    assert blocks(FLOAT32, block, 9) == 1
+    assert blocks(FLOAT32, 10 * block - 1, 9) == 9
+    assert blocks(BFLOAT16, 10 * block, 9) == 20
     with pytest.raises(
         OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"
     ):
-        blocks(FLOAT32, "1k", 9, packed=packed)
+        blocks(FLOAT32, "1k", 9)
     needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
-    assert blocks(FLOAT32, None, 3, packed=packed) == needed
+    assert blocks(FLOAT32, None, 3) == needed
     monkeypatch.setattr(budget, "machine_memory", lambda: 4 * 10 * block)
-    assert blocks(FLOAT32, None, 3, packed=packed) == 10
+    assert blocks(FLOAT32, None, 3) == 10
     monkeypatch.setattr(budget, "machine_memory", lambda: 100)
-    assert blocks(FLOAT32, None, 3, packed=packed) == 1
+    assert blocks(FLOAT32, None, 3) == 1
 
 
 def test_default_size_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,7 +641,7 @@ def test_pools_share_the_budget() -> None:
     """A second cache takes memory from the first one; both have the same number of blocks."""
     block = kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE
     memory = budget.KVBudget(10 * block, 9)
-    make = KernelBackend(kernels()).make_cache
+    make = kernels().make_cache
     target = memory.add(CONFIG, FLOAT32, make)
     block_table = BlockTable()
     target.prepare(block_table, 9 * BLOCK_SIZE)

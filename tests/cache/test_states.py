@@ -3,6 +3,7 @@ blocks.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from pronk.cache.budget import BLOCK_SIZE, KVBudget
 from pronk.cache.layout import kv_bytes_per_token, state_bytes
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ConvolutionConfig
-from pronk.models.kernel_backend import KernelBackend
 from tiny_models import kernels, make_cache, read_kv, tiny_config
 
 SIZE = 16
@@ -136,6 +136,6 @@ def test_freed_blocks_are_poisoned(options: dict[str, Any]) -> None:
 
 def test_states_count_in_the_budget() -> None:
     block = (kv_bytes_per_token(CONFIG, INT8) + state_bytes(CONFIG, BFLOAT16)) * BLOCK_SIZE
-    backend = KernelBackend(kernels())
-    pool = KVBudget(5 * block + 1, 1).add(CONFIG, BFLOAT16, backend.make_cache, INT8)
+    make_pool = partial(PagedCache, kernels=kernels())
+    pool = KVBudget(5 * block + 1, 1).add(CONFIG, BFLOAT16, make_pool, INT8)
     assert pool.allocator.num_blocks == 5

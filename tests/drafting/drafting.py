@@ -21,7 +21,6 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.logits_processors import TokenContext
@@ -54,8 +53,8 @@ class Dense:
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
-        backend = KernelBackend(kernels())
-        self.decoder = load_decoder(path, read_config(path), dtype=FLOAT32, backend=backend)
+        by = kernels()
+        self.decoder = load_decoder(path, read_config(path), dtype=FLOAT32, kernels=by)
         self.model = read_checkpoint(path)
         self._after: dict[tuple[int, ...], Array] = {}
 

@@ -9,14 +9,14 @@ import pytest
 
 from pronk.cache.paged import PagedCache
 from pronk.models.forward_batch import ForwardBatch
-from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
 
 # operations of ``csrc/pronk.h`` that store keys and values, or states
 _QKV = 2
 _CONVOLVE = 7
 
 
-def layers_of(program: KernelProgram) -> list[int]:
+def layers_of(program: Program) -> list[int]:
     """Return the layers of its cache for which the program computes keys and values, or states, in
     order.
     """
@@ -45,15 +45,15 @@ class Calls:
 
     def __init__(self, cache: PagedCache, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, list[int]]] = []
-        run = KernelProgram.run
+        run = Program.run
 
-        def watched(program: KernelProgram, batch: ForwardBatch, *args: Any) -> int:
+        def watched(program: Program, batch: ForwardBatch, *args: Any) -> int:
             if program.cache is cache:
                 slots = slots_of(batch, cache.block_size)
                 self.calls.extend((layer, slots) for layer in layers_of(program))
             return run(program, batch, *args)
 
-        patch.setattr(KernelProgram, "run", watched)
+        patch.setattr(Program, "run", watched)
 
     def count(self, layer: int, slot: int) -> int:
         return sum(slots.count(slot) for number, slots in self.calls if number == layer)
@@ -68,9 +68,9 @@ def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Calla
     pass has not begun. Yields a function that returns the number of passes.
     """
     passes = 0
-    run = KernelProgram.run
+    run = Program.run
 
-    def burns(program: KernelProgram, batch: ForwardBatch, *args: Any) -> int:
+    def burns(program: Program, batch: ForwardBatch, *args: Any) -> int:
         nonlocal passes
         mine = program.cache is cache
         passes += mine
@@ -82,5 +82,5 @@ def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Calla
         return experts_read
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KernelProgram, "run", burns)
+        patch.setattr(Program, "run", burns)
         yield lambda: passes

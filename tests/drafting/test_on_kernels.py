@@ -8,7 +8,7 @@ import pytest
 from drafting.drafting import Watched
 from drafting.from_target import trained_eagle
 from pronk.drafting import make_drafter
-from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, tiny_decoder
 
@@ -32,7 +32,7 @@ def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: st
     def decode(interrupt: int | None) -> tuple[list[list[int]], int]:
         engine = make_engine(tiny_decoder())
         watched = Watched(make_drafter(spec()).bind(engine.target))
-        original = getattr(KernelProgram, part)
+        original = getattr(Program, part)
         calls = 0
 
         def counted(*args: Any, **more: Any) -> None:
@@ -48,7 +48,7 @@ def test_an_interrupted_program_is_built_again(spec: Callable[[], str], part: st
             if not request.output:
                 engine.step()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(KernelProgram, part, counted)
+            patch.setattr(Program, part, counted)
             if interrupt is not None:
                 with pytest.raises(KeyboardInterrupt):
                     engine.step()

@@ -21,7 +21,7 @@ from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
-from tiny_models import decoder_of, make_backend, make_cache, make_engine, tiny_decoder, tiny_module
+from tiny_models import decoder_of, kernels, make_cache, make_engine, tiny_decoder, tiny_module
 
 RECURRENT: dict[str, Any] = {"special": "recurrent", "windows": (None, None, None)}
 # Draft models of the recurrent target: its own weights, which are always right, and the same with
@@ -55,7 +55,7 @@ def noisy_module(noise: float) -> DenseModel:
 @cache
 def draft_decoder(name: str) -> Decoder:
     """Return the draft model of a name."""
-    return decoder_of(noisy_module(_NOISE[name]), make_backend())
+    return decoder_of(noisy_module(_NOISE[name]), kernels())
 
 
 def draft_spec(name: str = FAIR, **options: Any) -> str:

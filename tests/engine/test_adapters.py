@@ -31,7 +31,6 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.adapters import Adapter
 from pronk.models.decoder import Decoder
-from pronk.models.kernel_backend import KernelBackend
 from tiny_models import assert_idle, decoder_of, kernels, make_engine, run, tiny_module
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,7 +50,7 @@ def adapted(dtype: DType, variant: str = "plain") -> tuple[Decoder, tuple[Adapte
     """
     shape = dict(VARIANTS[variant])
     weights = shape.pop("weights", "plain")
-    decoder = decoder_of(tiny_module(dtype, **shape), KernelBackend(kernels()), weights)
+    decoder = decoder_of(tiny_module(dtype, **shape), kernels(), weights)
     adapters = adapt(decoder, **({"names": ("qkv", "out")} if variant == "experts" else {}))
     return decoder, (adapters[0], None, *adapters[1:])
 

@@ -25,9 +25,9 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts
 from pronk.kernels.threads import num_threads, set_threads
+from pronk.models.choice import compute_dtype
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.model_runner import ForwardResult, ModelRunner
 from pronk.models.program import KVSource, Program
@@ -145,16 +145,15 @@ class Texts:
         scattered: bool = False,
         kv_dtype: DType | None = None,
     ) -> None:
-        dtype = decoder.backend.compute_dtype(decoder.embedding.dtype)
+        dtype = compute_dtype(decoder.embedding.dtype)
         blocks = -(-tokens // block_size) + 8
-        packed = decoder.backend.exact
         shape: dict[str, Any] = {
             "num_blocks": blocks,
             "block_size": block_size,
             "kv_dtype": kv_dtype,
             "state_counts": StateCounts(requests=40, checkpoints=1, updates=3 * MOST_ROWS),
         }
-        self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
+        self.cache = make_cache(decoder.config, dtype, **shape)
         self.cache.allocator = (ScatteredBlocks if scattered else StrictAllocator)(
             blocks, block_size
         )
@@ -490,9 +489,9 @@ def test_8_bit_cache(variant: str, dtype: DType) -> None:
 def test_layers_that_read_the_keys_of_earlier_layers(
     windows: tuple[int | None, ...], dtype: DType
 ) -> None:
-    backend = KernelBackend(kernels())
+    by = kernels()
     decoder = sharing_decoder(
-        tiny_module(dtype, windows=windows), backend, {2: KVSource(1), 3: KVSource(0)}
+        tiny_module(dtype, windows=windows), by, {2: KVSource(1), 3: KVSource(0)}
     )
     assert not [
         *chunks_differ(decoder, length=300, chunks=(33, 100)),
@@ -582,7 +581,7 @@ def halved(decoder: Decoder) -> Decoder:
         parts = (weight, weight.copy())
         parts[0][:, half:] = 0.0
         parts[1][:, :half] = 0.0
-        other.halves = [Linear(decoder.backend, part, None, WeightLayout(), None) for part in parts]
+        other.halves = [Linear(decoder.kernels, part, None, WeightLayout(), None) for part in parts]
         made.layers.append(other)
     return made
 

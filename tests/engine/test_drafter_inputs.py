@@ -141,11 +141,10 @@ def test_keys_and_values_can_be_read() -> None:
             np.testing.assert_allclose(v, expected_v.swapaxes(0, 1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("cut", [1, 2])
-def test_first_layers_run_on_their_own(cut: int, *, packed: bool) -> None:
-    decoder = tiny_decoder(windows=(None, None, None), packed=packed)
-    cache = make_cache(decoder.config, FLOAT32, packed=packed)
+def test_first_layers_run_on_their_own(cut: int) -> None:
+    decoder = tiny_decoder(windows=(None, None, None))
+    cache = make_cache(decoder.config, FLOAT32)
     executor = LayerExecutor(decoder, cache)
     block_table = BlockTable()
     cache.prepare(block_table, 12)

@@ -4,6 +4,7 @@ salts.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from engine.cases import assert_same, drafter, step_until_ended, text
 from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.budget import KVBudget
+from pronk.cache.paged import PagedCache
 from pronk.drafting import Drafter
 from pronk.drafting.from_draft.draft_model import ModelProposer
 from pronk.drafting.target import Target
@@ -201,7 +203,10 @@ def test_draft_caches_share_prefixes_if_the_target_does() -> None:
     for shares in (True, False):
         budget = KVBudget("4MB", 4)
         cache = budget.add(
-            decoder.config, FLOAT32, decoder.backend.make_cache, share_prefixes=shares
+            decoder.config,
+            FLOAT32,
+            partial(PagedCache, kernels=decoder.kernels),
+            share_prefixes=shares,
         )
         engine = Engine(Target(ModelRunner(decoder, cache), budget=budget), BatchOptions())
         (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)

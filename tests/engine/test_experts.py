@@ -78,12 +78,11 @@ def test_prefix_cache(dtype: DType) -> None:
     assert total(got, "cached_tokens") > 500
 
 
-@pytest.mark.parametrize("packed", [True], ids=["kernels"])
-def test_passes_know_how_many_experts_they_read(*, packed: bool) -> None:
+def test_passes_know_how_many_experts_they_read() -> None:
     """A row reads 3 of 9 experts in two of the three layers, so several rows read at most three
     times as many.
     """
-    engine = make_engine(tiny_decoder(packed=packed, **EXPERTS))
+    engine = make_engine(tiny_decoder(**EXPERTS))
     seen = dict[int, set[float]]()
 
     def check(batch: ForwardBatch, result: ForwardResult) -> None:

@@ -45,9 +45,7 @@ class TextsInCache:
     """A model runner whose KV cache keeps the outputs of all layers and holds four texts."""
 
     def __init__(self, decoder: Decoder, dtype: DType) -> None:
-        self.runner = ModelRunner(
-            decoder, make_cache(decoder.config, dtype, packed=decoder.backend.exact)
-        )
+        self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype))
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
             self.runner.cache.save_feature(layer, self)
@@ -165,10 +163,9 @@ def test_first_layers_change_no_bit_of_a_forward_pass(
         compare(decoder, dtype, drafted, drafted if seed else [bushy(dice) for _ in LENGTHS], seed)
 
 
-@pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("special", ["", "convolutions", "gemma4"])
-def test_first_layers_of_other_models(special: str, *, packed: bool) -> None:
-    decoder = tiny_decoder(windows=(None,) * 4, packed=packed, special=special)
+def test_first_layers_of_other_models(special: str) -> None:
+    decoder = tiny_decoder(windows=(None,) * 4, special=special)
     for seed in range(3):
         dice = random.Random(seed)
         drafted = [shape(dice) for shape in (chain, bushy, chain_with_leaves, chain)]
@@ -177,9 +174,8 @@ def test_first_layers_of_other_models(special: str, *, packed: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("packed", [True], ids=["kernels"])
-def test_first_layers_with_learned_positions_and_biases(*, packed: bool) -> None:
-    decoder = tiny_decoder(windows=(None,) * 3, classic=True, packed=packed)
+def test_first_layers_with_learned_positions_and_biases() -> None:
+    decoder = tiny_decoder(windows=(None,) * 3, classic=True)
     dice = random.Random(2)
     trees = [chain_with_leaves(dice) for _ in LENGTHS]
     compare(decoder, FLOAT32, trees, trees, 2)

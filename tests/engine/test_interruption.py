@@ -21,7 +21,7 @@ from pronk.drafting import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.llm import LLM
-from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
@@ -93,8 +93,7 @@ def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) 
         proposer.fuses.clear()
         return
     owner, name = {
-        "write": (engine.cache, "write"),  # by a guest's backend, between two layers
-        "compute": (KernelProgram, "run"),  # after the kernels, before their results are used
+        "compute": (Program, "run"),  # after the kernels, before their results are used
         "forward": (engine.runner, "forward"),
         "prepare": (engine.cache, "prepare"),
         "commit": (engine.cache, "commit_slots"),
@@ -103,7 +102,7 @@ def burning(engine: Engine, proposer: TrackingProposer, place: str, fuse: Fuse) 
         "text": (NullText, "push"),
     }[place]
     with pytest.MonkeyPatch.context() as patch:
-        wrap = fuse.before if place in ("choose", "text", "write") else fuse.after
+        wrap = fuse.before if place in ("choose", "text") else fuse.after
         patch.setattr(owner, name, wrap(getattr(owner, name)))
         yield
 
@@ -132,15 +131,11 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
-    check_aborts(place, PLACES[place])
-
-
-def check_aborts(place: str, calls: Sequence[int], *, packed: bool = True) -> None:
     """Interrupt steps at calls of a place, then abort all requests."""
     want = plain(FLOAT32, "penalties")
-    engine = make_engine(tiny_decoder(packed=packed))
+    engine = make_engine(tiny_decoder())
     proposer = tracking(want)
-    for at in calls:
+    for at in PLACES[place]:
         requests = batch(proposer)
         fuse = interrupt(at)
         with burning(engine, proposer, place, fuse), pytest.raises(KeyboardInterrupt):
@@ -162,14 +157,10 @@ def check_aborts(place: str, calls: Sequence[int], *, packed: bool = True) -> No
     "place", [place for place in PLACES if place not in ("prepare", "schedule", "start")]
 )
 def test_other_requests_of_an_interrupted_step_go_on(place: str) -> None:
-    check_others(place, PLACES[place])
-
-
-def check_others(place: str, calls: Sequence[int], *, packed: bool = True) -> None:
     """Interrupt steps at calls of a place, then abort one request."""
     want = plain(FLOAT32, "penalties")
-    decoder = tiny_decoder(packed=packed)
-    for at in calls:
+    decoder = tiny_decoder()
+    for at in PLACES[place]:
         engine = make_engine(decoder)
         proposer = tracking(want)
         requests = batch(proposer)

@@ -33,7 +33,7 @@ from pronk.cache.states import StateCounts, StatePass, StatePool
 from pronk.drafting import Proposer, make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import assert_idle, run, tiny_decoder
@@ -200,8 +200,8 @@ class Script:
         left = dice.randrange(1, 5)
         owner, name = dice.choice(
             (
-                (KernelProgram, "run"),
-                (KernelProgram, "draft_chain"),
+                (Program, "run"),
+                (Program, "draft_chain"),
                 (engine.runner, "forward"),
                 (engine.cache, "commit_slots"),
             )

@@ -1,6 +1,7 @@
 """Layers' outputs and projections in the target's KV cache: one row per token of the text."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,15 +14,14 @@ from pronk.base.errors import CacheFullError, OptionError
 from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import KVBudget
 from pronk.cache.layout import kv_bytes_per_token
-from pronk.cache.paged import SavedFeature
+from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.drafting import Drafter, PromptLookup
 from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
 from pronk.engine.request import Request
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.model_runner import ModelRunner
 from pronk.models.program import LinearOutput, Program
@@ -38,8 +38,8 @@ class Part:
     identity = "part of the embedding and of layer 2"
     only_logits_rows = False
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, by: Kernels) -> None:
+        self._backend = by
 
     def compile(self, program: Program, collected: Mapping[int, int]) -> None:
         size = program.hidden
@@ -57,7 +57,7 @@ class Part:
         return np.concatenate((embedding[:, :4], 2 * output[:, :6]), axis=1)
 
 
-PART = Part(KernelBackend(kernels()))
+PART = Part(kernels())
 
 
 def dense(module: DenseModel, tokens: Sequence[int], feature: SavedFeature) -> Array:
@@ -90,12 +90,11 @@ def check(
     return rows
 
 
-@pytest.mark.parametrize("packed", [True], ids=["kernels"])
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
 def test_saved_features_equal_those_of_a_dense_pass(
     windows: tuple[int | None, ...], *, packed: bool
 ) -> None:
-    decoder = tiny_decoder(windows=windows, packed=packed)
+    decoder = tiny_decoder(windows=windows)
     module = tiny_module(windows=windows)
     params = [
         SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)
@@ -104,7 +103,7 @@ def test_saved_features_equal_those_of_a_dense_pass(
     oracle = TreeDrafter(oracle_trees(0.8), texts(known), stop_token_ids=ENDS)
     drafters: list[Drafter] = [oracle, TreeDrafter(random_trees), PromptLookup()]
     engine = make_engine(decoder, prefill_chunk=32)
-    features = (1, 2, Part(decoder.backend))
+    features = (1, 2, Part(decoder.kernels))
     for feature in features:
         engine.target.save_feature(feature, engine)
     requests = [
@@ -118,9 +117,7 @@ def test_saved_features_equal_those_of_a_dense_pass(
         rows += check(
             engine, module, [request for request in requests if not request.ended], features
         )
-    assert [request.output for request in requests] == [
-        request.output for request in known
-    ] or not packed
+    assert [request.output for request in requests] == [request.output for request in known]
     assert rows > 1000 or windows[0]
     assert rows > 500
     assert total(requests, "accepted") > 10
@@ -173,7 +170,7 @@ def test_samples_share_the_saved_features_of_their_prompt() -> None:
 
 def test_saved_features_count_in_the_memory_budget() -> None:
     config = tiny_decoder().config
-    make_pool = tiny_decoder().backend.make_cache
+    make_pool = partial(PagedCache, kernels=kernels())
     budget = KVBudget("1MB", 4)
     pool = budget.add(config, FLOAT32, make_pool)
     before = pool.allocator.num_blocks
@@ -194,7 +191,7 @@ def test_saved_features_count_in_the_memory_budget() -> None:
 
 def test_outputs_without_a_reader_are_not_kept() -> None:
     config = tiny_decoder().config
-    make_pool = tiny_decoder().backend.make_cache
+    make_pool = partial(PagedCache, kernels=kernels())
     budget = KVBudget("1MB", 4)
     pool = budget.add(config, FLOAT32, make_pool)
 
@@ -220,7 +217,7 @@ def test_outputs_without_a_reader_are_not_kept() -> None:
 def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     decoder = tiny_decoder()
     budget = KVBudget("320kB", 4)
-    pool = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
+    pool = budget.add(decoder.config, FLOAT32, partial(PagedCache, kernels=decoder.kernels))
     engine = Engine(Target(ModelRunner(decoder, pool), budget=budget), BatchOptions(), max_tree=16)
     num_slots = pool.allocator.num_blocks * pool.block_size
     request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_slots - 40), stop_token_ids=())

@@ -22,11 +22,9 @@ from engine.cases import (
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.checkpoint.config import ModelConfig
 from pronk.drafting import Suffix
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.models.kernel_backend import KernelBackend
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
@@ -87,15 +85,7 @@ class Pools(PagedCache):
     def install(cls, patch: pytest.MonkeyPatch) -> None:
         cls.opened.clear()
         cls.found.clear()
-        make = KernelBackend.make_cache
-
-        # The tests name the class of the target's cache, so this default is that of drafters.
-        def make_cache(
-            backend: KernelBackend, config: ModelConfig, *, cache_class: Any = cls, **options: Any
-        ) -> Any:
-            return make(backend, config, cache_class=cache_class, **options)
-
-        patch.setattr(KernelBackend, "make_cache", make_cache)
+        patch.setattr("pronk.drafting.shared.draft_cache.PagedCache", cls)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.engine.request import Request
 from pronk.engine.scoring import score
 from pronk.models.cost_model import CostCurve
-from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import (
@@ -349,7 +349,7 @@ def test_an_interrupt_in_the_passes_of_a_draft_model(at: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fuse = interrupt(at)
         for name in ("run", "draft_chain"):
-            patch.setattr(KernelProgram, name, fuse.after(getattr(KernelProgram, name)))
+            patch.setattr(Program, name, fuse.after(getattr(Program, name)))
         try:
             run(made, requests)
         except KeyboardInterrupt:

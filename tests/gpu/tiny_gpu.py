@@ -12,7 +12,7 @@ from pronk.gpu.model import GpuModel
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner
 from pronk.gpu.weights import gpu_linear
-from tiny_models import POISON, decoder_of, kernels, make_backend, tiny_module
+from tiny_models import POISON, decoder_of, kernels, tiny_module
 
 CPU = torch.device("cpu")
 
@@ -41,9 +41,8 @@ def gpu_runner(
     for layer in range(module.config.num_layers):
         for tensor in pool.layer(layer):
             tensor.fill_(POISON)
-    backend = make_backend(dtype)
-    on_device = decoder_of(module, backend, linear=gpu_linear(kernels(), weights, dtype, device))
-    return GpuRunner(decoder_of(module, backend, weights), GpuModel(on_device, pool))
+    on_device = decoder_of(module, kernels(), linear=gpu_linear(kernels(), weights, dtype, device))
+    return GpuRunner(decoder_of(module, kernels(), weights), GpuModel(on_device, pool))
 
 
 def gpu_engine(

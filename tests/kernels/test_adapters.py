@@ -9,12 +9,12 @@ import pytest
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
-from pronk.kernels.adapters import LowRank
+from pronk.kernels.adapters import LowRank, pack_adapter
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 
 INPUTS = 72
@@ -32,7 +32,7 @@ def matrix(kernels: Kernels, name: str, dtype: DType) -> tuple[Linear, Array, li
     numbers = np.random.default_rng(0)
     sizes = PARTS[name]
     weight = (numbers.normal(size=(sum(sizes), INPUTS)) * INPUTS**-0.5).astype(dtype)
-    linear = Linear(KernelBackend(kernels), weight, None, WeightLayout(gated=name == "gated"), None)
+    linear = Linear(kernels, weight, None, WeightLayout(gated=name == "gated"), None)
     added: list[Array | None] = []
     for adapter, ranks in enumerate(RANKS):
         parts = list[LowRank]()
@@ -47,16 +47,14 @@ def matrix(kernels: Kernels, name: str, dtype: DType) -> tuple[Linear, Array, li
                 total[start : start + size] = up.astype(np.float64) @ down
             start += size
         changes = adapter != 2
-        linear.adapters.append(
-            linear.backend.pack_adapter(linear.packed, parts) if changes else None
-        )
+        linear.adapters.append(pack_adapter(linear.packed, parts) if changes else None)
         added.append(total if changes else None)
     return linear, weight.astype(np.float64), added
 
 
 def compute(linear: Linear, x: Array, segments: Any, dtype: DType) -> Array:
     """Return the outputs of rows, ``[rows, outputs]``, in one pass."""
-    program = linear.backend.program(INPUTS, dtype)
+    program = Program(linear.kernels, INPUTS, dtype)
     gated = linear.layout.gated
     program.linear(linear, to="logits", activation="silu" if gated else None)
     entries = [

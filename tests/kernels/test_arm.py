@@ -22,9 +22,9 @@ from pronk.checkpoint.gguf.blocks import BlockMatrix
 from pronk.checkpoint.gguf.codebooks import codebook
 from pronk.kernels.build import SOURCES, flags_for
 from pronk.kernels.library import candidates
-from pronk.models.kernel_backend import KernelBackend
-from pronk.models.kernel_program import _ACTIVATIONS
 from pronk.models.linear import Linear, WeightLayout
+from pronk.models.operations import _ACTIVATIONS
+from pronk.models.program import Program
 
 BATCHES = [(1, 1), (2, 1), (3, 1), (5, 2), (64, 2)]  # (rows, threads)
 OUTPUTS = 37
@@ -76,7 +76,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def activated(linear: Linear, x: Array, activation: int) -> Array:
     """Return the layer's activated outputs; ``activation``: ``pronk_activation``."""
-    program = linear.backend.program(linear.in_features, FLOAT32)
+    program = Program(linear.kernels, linear.in_features, FLOAT32)
     name = next(name for name, number in _ACTIVATIONS.items() if number == activation)
     program.linear(linear, activation=name, to="logits")
     y = np.empty((len(x), linear.out_features), np.float32)
@@ -96,7 +96,7 @@ def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Pa
                 some_codes((OUTPUTS, 192), bits, minima, order, group) for group in (8, 16, 32, 64)
             ]
     weights += [some_rows(OUTPUTS, 1100, dtype, 1) for dtype in (FLOAT32, BFLOAT16, FLOAT16)]
-    linears = [Linear(KernelBackend(kernels), each, None, WeightLayout(), None) for each in weights]
+    linears = [Linear(kernels, each, None, WeightLayout(), None) for each in weights]
     cases = bytearray()
     expected = []
     for number, (linear, weight) in enumerate(zip(linears, weights, strict=True)):

@@ -28,7 +28,6 @@ from pronk.kernels.build import build
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
 from pronk.models.choice import choose_bits
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 from pronk.models.program import Program
 from tiny_models import kernels, text_logits
@@ -70,9 +69,8 @@ def test_logits_of_every_family(
 
 def outputs_of(by: Kernels, weight: Array, x: Array, activation: str | None = None) -> Array:
     """Return ``activation(x weightᵀ)``, float32 ``[rows, outputs]``."""
-    backend = KernelBackend(by)
-    program: Program = backend.program(weight.shape[1], FLOAT32)
-    linear = Linear(backend, weight, None, WeightLayout(), None)
+    program: Program = Program(by, weight.shape[1], FLOAT32)
+    linear = Linear(by, weight, None, WeightLayout(), None)
     program.linear(linear, activation=activation, to="logits")
     y = np.empty((len(x), len(weight)), FLOAT32)
     program.run(None, np.ascontiguousarray(x, FLOAT32), y)

@@ -25,7 +25,6 @@ from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.threads import set_threads
 from pronk.kernels.weights import pack
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 
 SETS = candidates()
@@ -59,7 +58,7 @@ def dequantized(matrix: BlockMatrix) -> Array:
 
 
 def linears(weight: BlockMatrix, bias: Array | None = None) -> list[Linear]:
-    return [Linear(KernelBackend(kernels), weight, bias, WeightLayout(), None) for kernels in SETS]
+    return [Linear(kernels, weight, bias, WeightLayout(), None) for kernels in SETS]
 
 
 def check_products(weight: BlockMatrix, x: Array, expected: Array) -> None:

@@ -15,8 +15,8 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import set_threads
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 
 SETS = candidates()
@@ -37,7 +37,7 @@ SHAPES = [
 
 
 def products(weight: QuantizedMatrix, bias: Array | None = None) -> list[Linear]:
-    return [Linear(KernelBackend(kernels), weight, bias, WeightLayout(), None) for kernels in SETS]
+    return [Linear(kernels, weight, bias, WeightLayout(), None) for kernels in SETS]
 
 
 @KINDS
@@ -82,7 +82,7 @@ def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(
 @pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
 def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels) -> None:
     weight = some_codes((50, 70), 4, True, False, 32)
-    product = Linear(KernelBackend(kernels), weight, None, WeightLayout(), None)
+    product = Linear(kernels, weight, None, WeightLayout(), None)
     x = some_rows(30, 70)
     want = product.logits(x)
     x[3] = float("inf")
@@ -101,7 +101,7 @@ def test_embedding_of_quantized_rows(kind: tuple[Bits, Minima, bool]) -> None:
     tokens = [3, 49, 0, 3, 17]
     for product in products(weight):
         for dtype in (FLOAT32, BFLOAT16):
-            program = product.backend.program(72, dtype)
+            program = Program(product.kernels, 72, dtype)
             config = SimpleNamespace(embedding_scale=1.0)
             embedding = np.empty((0, 72), np.float32)
             decoder = SimpleNamespace(

@@ -3,7 +3,6 @@ trees and batches.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +10,13 @@ import pytest
 from kernels.layer_texts import LayerTexts, same, some_rows
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ConvolutionConfig
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import tiny_config
 
@@ -38,10 +37,8 @@ class Convolution(LayerTexts):
     weight · 2 x²)``.
     """
 
-    def __init__(
-        self, backend: Backend, hidden: int, taps: int, dtype: DType, *, bias: bool
-    ) -> None:
-        self.backend = backend
+    def __init__(self, by: Kernels, hidden: int, taps: int, dtype: DType, *, bias: bool) -> None:
+        self.kernels = by
         self.hidden = hidden
         self.taps = taps
         self.dtype = dtype
@@ -56,14 +53,14 @@ class Convolution(LayerTexts):
             ("gates", np.concatenate((2 * copies, copies, copies))),
             ("out", copies),
         ):
-            linear = Linear(backend, weight.astype(dtype), None, self.layer.layout(name), None)
+            linear = Linear(by, weight.astype(dtype), None, self.layer.layout(name), None)
             setattr(self.layer, name, linear)
         dice = np.random.default_rng(taps)
         self.layer.filter = dice.standard_normal((hidden, 1, taps)).astype(dtype)
         self.layer.filter_bias = dice.standard_normal(hidden).astype(dtype) if bias else None
-        self.cache = backend.make_cache(self.config, num_blocks=40, block_size=16, dtype=dtype)
+        self.cache = PagedCache(self.config, num_blocks=40, block_size=16, dtype=dtype, kernels=by)
         self.cache.keys[0][...] = NAN
-        self.program = backend.program(hidden, dtype, self.cache)
+        self.program = Program(by, hidden, dtype, self.cache)
         self.program.convolution(self.layer, 0)
 
     def expected(self, x: Array) -> Array:
@@ -79,17 +76,13 @@ class Convolution(LayerTexts):
         return np.asarray(x + x * total)
 
 
-def backends() -> list[Any]:
-    return [pytest.param(KernelBackend(kernels), id=kernels.name) for kernels in candidates()]
-
-
 @SHAPES
 @DTYPES
-@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("by", candidates(), ids=lambda by: by.name)
 def test_outputs_are_those_of_numpy(
-    backend: Backend, dtype: DType, hidden: int, taps: int, *, bias: bool
+    by: Kernels, dtype: DType, hidden: int, taps: int, *, bias: bool
 ) -> None:
-    made = Convolution(backend, hidden, taps, dtype, bias=bias)
+    made = Convolution(by, hidden, taps, dtype, bias=bias)
     x = some_rows(LENGTH, hidden)
     expected = made.expected(x)
     error = np.abs(made.read(x, [LENGTH]).astype(np.float64) - expected).max()
@@ -104,7 +97,7 @@ def test_chunks_trees_batches_and_threads_change_no_bit(
 ) -> None:
     before = num_threads()
     for dtype, threads in ((FLOAT32, 1), (FLOAT32, 3), (BFLOAT16, 2)):
-        made = Convolution(KernelBackend(kernels), hidden, taps, dtype, bias=bias)
+        made = Convolution(kernels, hidden, taps, dtype, bias=bias)
         x = some_rows(LENGTH, hidden)
         try:
             set_threads(1, 1)
@@ -121,7 +114,7 @@ def test_bits_are_equal_on_all_instruction_sets() -> None:
     for hidden, taps in ((64, 3), (40, 4)):
         x = some_rows(LENGTH, hidden)
         found = [
-            Convolution(KernelBackend(kernels), hidden, taps, FLOAT32, bias=True).read(x, [LENGTH])
+            Convolution(kernels, hidden, taps, FLOAT32, bias=True).read(x, [LENGTH])
             for kernels in candidates()
         ]
         assert all(same(each, found[0]) for each in found)
@@ -129,7 +122,7 @@ def test_bits_are_equal_on_all_instruction_sets() -> None:
 
 @EVERY
 def test_rows_that_are_not_finite_leave_other_requests_alone(kernels: Kernels) -> None:
-    made = Convolution(KernelBackend(kernels), 64, 3, FLOAT32, bias=False)
+    made = Convolution(kernels, 64, 3, FLOAT32, bias=False)
     x = some_rows(8, 64)
     chain = TokenTree.chain([0] * 4)
     expected = made.read(x[4:], [4])
@@ -141,6 +134,6 @@ def test_rows_that_are_not_finite_leave_other_requests_alone(kernels: Kernels) -
 
 @EVERY
 def test_too_many_taps_are_refused(kernels: Kernels) -> None:
-    made = Convolution(KernelBackend(kernels), 64, 17, FLOAT32, bias=False)
+    made = Convolution(kernels, 64, 17, FLOAT32, bias=False)
     with pytest.raises(AssertionError, match="kernels"):
         made.read(some_rows(2, 64), [2])

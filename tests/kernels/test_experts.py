@@ -19,10 +19,9 @@ from pronk.checkpoint.gguf.blocks import BlockMatrix, BlockRows
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import num_threads, set_threads
-from pronk.models.backend import Backend
 from pronk.models.decoder import Layer
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm
+from pronk.models.program import Program
 from tiny_models import tiny_config
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -38,12 +37,12 @@ class Mixture:
     """A layer with a mixture of experts, without attention."""
 
     layer: Layer
-    backend: Backend
+    kernels: Kernels
     dtype: DType
 
     def run(self, x: Array) -> tuple[Array, int]:
         """Return the output of all rows, and the number of experts that were read."""
-        program = self.backend.program(x.shape[1], self.dtype)
+        program = Program(self.kernels, x.shape[1], self.dtype)
         program.mlp(self.layer)
         stream = x.astype(self.dtype)
         experts_read = program.run(None, stream)
@@ -106,7 +105,6 @@ def weight_of(form: str, kernels: Kernels, outputs: int, inputs: int, seed: int)
 def make(
     kernels: Kernels,
     form: str,
-    backend: Backend | None = None,
     *,
     clamped: str | None = None,
     gated: bool = True,
@@ -127,12 +125,11 @@ def make(
         config = replace(config, gated=False, activation="relu2")
     mixture = replace(mixture, width=width)
     layer = Layer(config, mixture)
-    chosen = backend or KernelBackend(kernels)
     layer.mlp_norm = Norm.of(config, np.ones(hidden, np.float32))
     router = np.random.default_rng(99).standard_normal((mixture.experts, hidden)).astype(np.float32)
     if clamped == "router":
         router[4] = np.nan
-    layer.router = Linear(chosen, router * np.float32(0.2), None, layer.layout("router"), None)
+    layer.router = Linear(kernels, router * np.float32(0.2), None, layer.layout("router"), None)
     if mixture.correction:
         layer.correction = some_rows(1, mixture.experts, 7)[0]
     ups = 2 * width if gated else width
@@ -143,8 +140,8 @@ def make(
             weight = weight_of(form, kernels, outputs, inputs, seed)
             if experts is layer.up and clamped in ("gate", "up"):
                 weight[0 if clamped == "gate" else width] = np.nan
-            experts.set(number, Linear(chosen, weight, None, experts.layout, None))
-    return Mixture(layer, chosen, BFLOAT16 if form == "bfloat16" else FLOAT32)
+            experts.set(number, Linear(kernels, weight, None, experts.layout, None))
+    return Mixture(layer, kernels, BFLOAT16 if form == "bfloat16" else FLOAT32)
 
 
 def some_rows(count: int, size: int, seed: int = 5) -> Array:
@@ -198,16 +195,14 @@ def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(
     kernels: Kernels, *, normal: bool
 ) -> None:
     made = make(kernels, "float32", normalized=normal)
-    backend = made.backend
+    by = made.kernels
     layer = made.layer
     hidden = made.layer.config.hidden_size
-    layer.router = Linear(
-        backend, np.zeros((7, hidden), np.float32), None, layer.layout("router"), None
-    )
+    layer.router = Linear(by, np.zeros((7, hidden), np.float32), None, layer.layout("router"), None)
     x = some_rows(5, hidden)
     total = None
     for number in range(3):
-        program = backend.program(hidden, FLOAT32)
+        program = Program(by, hidden, FLOAT32)
         y = np.empty((5, hidden), np.float32)
         program.linear(layer.up.parts[number], norm=layer.mlp_norm, activation="silu", to="B")
         program.linear(layer.down.parts[number], source="B", to="logits")
@@ -285,7 +280,7 @@ def test_equal_ranks_choose_the_first_groups_and_experts(kernels: Kernels) -> No
     layer = made.layer
     hidden = layer.config.hidden_size
     zeros = np.zeros((12, hidden), np.float32)
-    layer.router = Linear(made.backend, zeros, None, layer.layout("router"), None)
+    layer.router = Linear(made.kernels, zeros, None, layer.layout("router"), None)
     x = some_rows(3, hidden)
     assert made.chosen(x)[0].tolist() == [[0, 1, 2, 3]] * 3
     assert np.abs(made.run(x)[0] - made.expected(x)).max() < 2e-5

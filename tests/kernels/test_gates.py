@@ -5,8 +5,8 @@ import pytest
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
+from pronk.models.program import Program
 
 HIDDEN = 40
 
@@ -16,19 +16,18 @@ HIDDEN = 40
 @pytest.mark.parametrize(("heads", "size"), [(1, 24), (3, 16), (5, 12), (4, 1), (2, 33)])
 def test_each_head_has_a_gate(kernels: Kernels, dtype: DType, heads: int, size: int) -> None:
     """Sizes of heads are multiples of a vector, and others."""
-    backend = KernelBackend(kernels)
     dice = np.random.default_rng(heads)
     width = heads * size
 
     def linear(outputs: int, inputs: int, *, exact: bool = False) -> Linear:
         weight = dice.standard_normal((outputs, inputs)).astype(np.float32) * inputs**-0.5
         weight = weight.astype(FLOAT32 if exact else dtype)
-        return Linear(backend, weight, None, WeightLayout(exact=exact), None)
+        return Linear(kernels, weight, None, WeightLayout(exact=exact), None)
 
     values = linear(width, HIDDEN)
     gates = linear(heads, HIDDEN, exact=True)
     out = linear(7, width)
-    program = backend.program(HIDDEN, dtype)
+    program = Program(kernels, HIDDEN, dtype)
     program.linear(values, to="A")
     program.linear(gates, to="scores")
     program.gate("A", "scores", width, heads=heads)

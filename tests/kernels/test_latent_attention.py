@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from kernels.layer_texts import LayerTexts, same, some_rows
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import LatentConfig
 from pronk.checkpoint.rope import RopeConfig
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import num_threads, set_threads
 from pronk.models.decoder import Layer
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import tiny_config
 
@@ -58,7 +59,7 @@ class LatentAttention(LayerTexts):
             rope=RopeConfig(sizes.rope_dim, 100.0),
         )
         self.dice = np.random.default_rng(len(name))
-        self.backend = KernelBackend(kernels)
+        self.kernels = kernels
         self.layer = Layer(self.config)
         self.layer.attention_norm = self.norm(HIDDEN, self.config.norm_eps)
         if sizes.query_rank is not None:
@@ -71,15 +72,16 @@ class LatentAttention(LayerTexts):
         self.layer.k_b = self.linear("k_b", self.heads * sizes.rank, sizes.plain_dim)
         self.layer.v_b = self.linear("v_b", self.heads * sizes.value_dim, sizes.rank)
         self.layer.out = self.linear("out", HIDDEN, self.heads * sizes.value_dim)
-        self.cache = self.backend.make_cache(
+        self.cache = PagedCache(
             self.config,
+            kernels=kernels,
             num_blocks=60,
             block_size=16,
             dtype=dtype,
             kv_dtype=INT8 if int8 else None,
         )
         self.cache.values[0][...] = -1 if int8 else NAN
-        self.program = self.backend.program(HIDDEN, dtype, self.cache)
+        self.program = Program(self.kernels, HIDDEN, dtype, self.cache)
         self.program.latent_attention(self.layer, 0)
 
     def norm(self, size: int, eps: float) -> Norm:
@@ -89,7 +91,7 @@ class LatentAttention(LayerTexts):
         weight = (2 * inputs**-0.5 * self.dice.standard_normal((outputs, inputs))).astype(
             self.dtype
         )
-        return Linear(self.backend, weight, None, self.layer.layout(name), None)
+        return Linear(self.kernels, weight, None, self.layer.layout(name), None)
 
     def expected(self, x: Array) -> Double:
         """Return the outputs of a text by the formulas, with keys and values of each head."""
@@ -186,8 +188,13 @@ def test_the_cache_has_one_row_per_token(dtype: DType) -> None:
     """The latent is stored once, though it is the key and the value of every head."""
     made = LatentAttention(candidates()[0], "several tiles", int8=dtype == INT8)
     config = made.config
-    cache = made.backend.make_cache(
-        config, num_blocks=2, block_size=16, dtype=made.dtype, kv_dtype=dtype
+    cache = PagedCache(
+        config,
+        num_blocks=2,
+        block_size=16,
+        dtype=made.dtype,
+        kernels=made.kernels,
+        kv_dtype=dtype,
     )
     assert len(cache.keys[0]) == 0
     row_bytes = config.head_dim * dtype.itemsize + (4 if dtype == INT8 else 0)

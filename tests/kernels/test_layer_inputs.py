@@ -7,7 +7,7 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.kernels.library import Kernels, candidates
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_program import KernelProgram
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import make_cache, tiny_decoder
 
@@ -16,13 +16,13 @@ TOKENS = [3, 77, 3, 130]
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 
 
-def program_of(kernels: Kernels) -> KernelProgram:
+def program_of(kernels: Kernels) -> Program:
     decoder = tiny_decoder(**DECODER)
     cache = make_cache(decoder.config, FLOAT32)
-    return KernelProgram(kernels, decoder.config.hidden_size, FLOAT32, cache, ())
+    return Program(kernels, decoder.config.hidden_size, FLOAT32, cache, ())
 
 
-def batch_of(program: KernelProgram) -> ForwardBatch:
+def batch_of(program: Program) -> ForwardBatch:
     assert program.cache is not None
     table = BlockTable()
     program.cache.prepare(table, len(TOKENS))

@@ -1,6 +1,4 @@
-"""Loading and self-check of the compiled kernels; errors are one line, or torch computes
-instead.
-"""
+"""Loading and self-check of the compiled kernels; errors are one line."""
 
 import ctypes
 import platform
@@ -99,7 +97,7 @@ def test_structures_of_another_size(
     one_line(caught, "expected structures of", "install pronk again")
 
 
-@pytest.mark.parametrize("choice", ["sse", "torch", "", "AVX2"])
+@pytest.mark.parametrize("choice", ["sse", "", "AVX2"])
 def test_unknown_instruction_sets(choice: str) -> None:
     with pytest.raises(OptionError) as caught:
         candidates(choice)

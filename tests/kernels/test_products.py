@@ -11,7 +11,6 @@ from own_process import in_own_process
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
@@ -40,7 +39,7 @@ def linear(
     dtype, _ = TYPES[name]
     weight = some_rows(*shape, dtype, 1)
     offset = some_rows(1, shape[0], dtype, 2)[0] if bias else None
-    return Linear(KernelBackend(kernels), weight, offset, WeightLayout(), None), weight
+    return Linear(kernels, weight, offset, WeightLayout(), None), weight
 
 
 def same(one: Array, other: Array) -> bool:

@@ -62,12 +62,11 @@ FORK = """
 import os, pathlib, signal, threading
 import numpy as np
 from pronk.kernels.threads import set_threads
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.kernels import load_kernels
 from pronk.models.linear import Linear, WeightLayout
 set_threads({threads}, 1)
-backend, random = KernelBackend(load_kernels({kernels!r}, pathlib.Path({path!r}))), np.random.default_rng(0)
-linear = Linear(backend, random.standard_normal((512, 512), np.float32), None, WeightLayout(), None)
+by, random = load_kernels({kernels!r}, pathlib.Path({path!r})), np.random.default_rng(0)
+linear = Linear(by, random.standard_normal((512, 512), np.float32), None, WeightLayout(), None)
 rows, going = random.standard_normal((64, 512), np.float32), True
 want = linear.logits(rows)
 def compute():

@@ -60,7 +60,7 @@ def test_a_later_load_maps_the_weights(
     # F16 matrices are not kept
     assert matrices / 2 < written.st_size < matrices + 4096 * (2 + len(packed(plain)))
     monkeypatch.setattr(
-        plain.engine.runner.decoder.backend.kernels.library, "pronk_pack_blocks", no_packing
+        plain.engine.runner.decoder.kernels.library, "pronk_pack_blocks", no_packing
     )  # type: ignore[union-attr]
     with pytest.raises(AssertionError):
         LLM(model)

@@ -22,7 +22,6 @@ from safetensors.numpy import save_file
 from pronk.base.arrays import BFLOAT16, DTYPES
 from pronk.kernels.threads import set_threads
 from pronk.models import loader
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.tensor_plan import plan_tensors
 from pronk.models.kernels import load_kernels
 from pronk.models.decoder import forward_weights

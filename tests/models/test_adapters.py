@@ -28,8 +28,6 @@ from pronk.base.arrays import FLOAT32, Array
 from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.kernels.library import candidates
 from pronk.models.adapters import Adapters
-from pronk.models.backend import Backend
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.testing import ScriptedProposer
 from recurrent_models import write_gguf
@@ -126,36 +124,27 @@ RECURRENT_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def logits(
-    checkpoint: Path, adapter: Path | None, backend: Backend | None = None, tokens: list[int] = TEXT
-) -> Array:
+def logits(checkpoint: Path, adapter: Path | None, tokens: list[int] = TEXT) -> Array:
     config = read_config(checkpoint)
-    decoder = load_decoder(
-        checkpoint, config, dtype=FLOAT32, backend=backend or KernelBackend(kernels())
-    )
+    decoder = load_decoder(checkpoint, config, dtype=FLOAT32, kernels=kernels())
     if adapter is None:
         return text_logits(decoder, tokens)
     Adapters({"other": adapter, "a": adapter}, config).attach(decoder)
     return text_logits(decoder, tokens, adapter=1)
 
 
-@pytest.fixture
-def backend() -> Backend:
-    return KernelBackend(kernels())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_merged_weights(
-    case: str, backend: Backend, checkpoint: MakeCheckpoint, tmp_path: Path
+    case: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    check_merged(*CASES[case], backend, checkpoint, tmp_path)
+    check_merged(*CASES[case], checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize("case", RECURRENT_CASES)
 def test_logits_of_recurrent_models_equal_those_of_merged_weights(
-    case: str, backend: Backend, checkpoint: MakeCheckpoint, tmp_path: Path
+    case: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    check_merged(*RECURRENT_CASES[case], backend, checkpoint, tmp_path)
+    check_merged(*RECURRENT_CASES[case], checkpoint, tmp_path)
 
 
 def test_adapters_of_tiled_heads_are_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -184,7 +173,6 @@ def check_merged(
     family: str,
     overrides: dict[str, Any],
     options: dict[str, Any],
-    backend: Backend,
     checkpoint: MakeCheckpoint,
     tmp_path: Path,
 ) -> None:
@@ -192,7 +180,7 @@ def check_merged(
     model = checkpoint(family, **overrides)
     adapter = write_adapter(tmp_path / "adapter", model, **options)
     want = merged_logits(model, adapter, TEXT)
-    got = logits(model, adapter, backend)
+    got = logits(model, adapter)
     assert np.abs(want - transformers_logits(model, TEXT)).max() > 1000 * TOLERANCE
     # Rounding grows with the logits; those of the wide model are up to 80.
     assert np.abs(got - want).max() <= TOLERANCE * max(1.0, np.abs(want).max() / 20)

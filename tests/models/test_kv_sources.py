@@ -17,17 +17,14 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
-from pronk.kernels.library import candidates
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels, candidates
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.model_runner import ModelRunner
-from pronk.models.program import KVSource
+from pronk.models.program import KVSource, Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import POISON, decoder_of, make_cache, sharing_decoder, tiny_config
 
-BACKENDS: list[Backend] = [*map(KernelBackend, candidates())]
-EVERY = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+EVERY = pytest.mark.parametrize("by", candidates(), ids=lambda by: by.name)
 # the second rotates half of a head
 SLOW = RopeConfig(16)
 FAST = RopeConfig(8, theta=100.0)
@@ -148,10 +145,8 @@ def module_of(config: ModelConfig, seed: int = 0) -> DenseModel:
     return module.requires_grad_(requires_grad=False)
 
 
-def new_cache(config: ModelConfig, backend: Backend) -> PagedCache:
-    return make_cache(
-        config, FLOAT32, num_blocks=24, packed=backend.kernels is not None, poison=POISON
-    )
+def new_cache(config: ModelConfig, by: Kernels) -> PagedCache:
+    return make_cache(config, FLOAT32, num_blocks=24, poison=POISON)
 
 
 def text_of(seed: int, length: int) -> list[int]:
@@ -160,7 +155,7 @@ def text_of(seed: int, length: int) -> list[int]:
 
 @cache
 def reader_module(norms: str) -> DenseModel:
-    """Return the weights of the model whose layers read other layers, the same for all backends."""
+    """Return the weights of the model whose layers read other layers, the same for all instruction sets."""
     fields: dict[str, Any] = {"qk_norm": bool(norms), "whole_qk_norm": norms == "whole"}
     return module_of(replace(tiny_config(windows=WINDOWS), layer_ropes=ROPES, **fields))
 
@@ -193,7 +188,7 @@ def slow_logits(
     reads: tuple[tuple[int, KVSource], ...],
     held: tuple[tuple[int, int], ...],
 ) -> Array:
-    """Return the logits of :func:`slow`, which are computed once for all backends.
+    """Return the logits of :func:`slow`, which are computed once for all instruction sets.
 
     ``held`` has the length and the start of what each other cache holds.
     """
@@ -205,18 +200,18 @@ class Model:
     """A model with layers that read earlier layers, or the caches of two other models."""
 
     def __init__(
-        self, backend: Backend, norms: str = "", reads: Mapping[int, KVSource] = OWN | OTHERS
+        self, by: Kernels, norms: str = "", reads: Mapping[int, KVSource] = OWN | OTHERS
     ) -> None:
         self.norms = norms
         self.module = reader_module(norms)
         self.others = other_modules()
-        self.backend = backend
-        self.cache = new_cache(self.module.config, backend)
-        self.other_caches = [new_cache(other.config, backend) for other in self.others]
-        decoder = sharing_decoder(self.module, backend, reads)
+        self.kernels = by
+        self.cache = new_cache(self.module.config, by)
+        self.other_caches = [new_cache(other.config, by) for other in self.others]
+        decoder = sharing_decoder(self.module, by, reads)
         self.runner = ModelRunner(decoder, self.cache, self.other_caches)
         self.other_runners = [
-            ModelRunner(decoder_of(other, backend), cache)
+            ModelRunner(decoder_of(other, by), cache)
             for other, cache in zip(self.others, self.other_caches, strict=True)
         ]
 
@@ -291,8 +286,8 @@ TREE = TokenTree((5, 9, 30, 2, 2, 71, 8), (-1, 0, 1, 0, 1, 3, 5))
 
 @pytest.mark.parametrize("norms", ["", "heads", "whole"])
 @EVERY
-def test_prompts_in_chunks(backend: Backend, norms: str) -> None:
-    model = Model(backend, norms)
+def test_prompts_in_chunks(by: Kernels, norms: str) -> None:
+    model = Model(by, norms)
     for chunks in ((23,), (1,) * 23, (4, 16, 3)):
         text = Text(model, text_of(0, 23), (19, 7))
         found = text.read(*chunks)
@@ -300,11 +295,11 @@ def test_prompts_in_chunks(backend: Backend, norms: str) -> None:
 
 
 @EVERY
-def test_trees_of_several_requests(backend: Backend) -> None:
+def test_trees_of_several_requests(by: Kernels) -> None:
     """The other caches hold nothing, fewer or more tokens than the request, and have released the
     first ones.
     """
-    model = Model(backend)
+    model = Model(by)
     texts = [
         Text(model, text_of(1, 20), (20, 20)),
         Text(model, text_of(2, 3), (40, 2)),
@@ -321,8 +316,8 @@ def test_trees_of_several_requests(backend: Backend) -> None:
 
 
 @EVERY
-def test_trees_in_several_passes_and_accepted_paths(backend: Backend) -> None:
-    model = Model(backend)
+def test_trees_in_several_passes_and_accepted_paths(by: Kernels) -> None:
+    model = Model(by)
     text = Text(model, text_of(4, 18), (17, 30))
     text.read(18)
     parts = [(TREE.keep(range(2)), 0), (TREE.keep(range(4)), 2), (TREE, 4)]
@@ -338,11 +333,11 @@ def test_trees_in_several_passes_and_accepted_paths(backend: Backend) -> None:
 
 
 @EVERY
-def test_each_source_matters(backend: Backend) -> None:
+def test_each_source_matters(by: Kernels) -> None:
     """Logits differ from those with another layer's keys, rotations and window, far above the
     tolerance.
     """
-    model = Model(backend)
+    model = Model(by)
     text = Text(model, text_of(5, 12), (12, 12))
     found = text.read(12)
     for wrong in (OWN | {2: KVSource(1)}, OWN | {3: KVSource(0)}, {2: KVSource(0)}):
@@ -357,12 +352,12 @@ def test_each_source_matters(backend: Backend) -> None:
 
 
 @EVERY
-def test_a_model_without_keys_of_its_own_needs_no_blocks(backend: Backend) -> None:
+def test_a_model_without_keys_of_its_own_needs_no_blocks(by: Kernels) -> None:
     reads = {
         index: KVSource(index % 2, cache=1) if index < 4 else KVSource(0, cache=2)
         for index in range(6)
     }
-    model = Model(backend, reads=reads)
+    model = Model(by, reads=reads)
     text = Text(model, text_of(6, 30), (30, 9))
     text.table.length = 30
     entry = BatchEntry(text.table, TREE, range(len(TREE)), 1, other_tables=text.tables)
@@ -372,10 +367,10 @@ def test_a_model_without_keys_of_its_own_needs_no_blocks(backend: Backend) -> No
 
 def test_rows_without_the_tables_of_a_cache_are_refused() -> None:
     kernels = candidates()[0]
-    model = Model(KernelBackend(kernels))
+    model = Model(kernels)
     text = Text(model, [1, 2], (2, 2))
     entry = text.entry(TokenTree.chain([1, 2]))
-    program = model.backend.program(64, FLOAT32, model.cache, model.other_caches)
+    program = Program(model.kernels, 64, FLOAT32, model.cache, model.other_caches)
     program.attend(model.module.config, KVSource(0, cache=2))
     for tables, fits in ((text.tables, True), (text.tables[:1], False)):
         batch = ForwardBatch([entry._replace(other_tables=tables)])

@@ -10,8 +10,8 @@ import pytest
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_program import KernelProgram
 from pronk.models.model_runner import ModelRunner
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, kernels, make_cache, read_kv, tiny_decoder
 
@@ -26,13 +26,13 @@ def num_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of rows of each run of a program."""
     kernels()  # runs programs to check itself
     found = list[int]()
-    run = KernelProgram.run
+    run = Program.run
 
-    def count(self: KernelProgram, batch: Any, stream: Array, *arguments: Any) -> int:
+    def count(self: Program, batch: Any, stream: Array, *arguments: Any) -> int:
         found.append(len(stream))
         return run(self, batch, stream, *arguments)
 
-    monkeypatch.setattr(KernelProgram, "run", count)
+    monkeypatch.setattr(Program, "run", count)
     return found
 
 

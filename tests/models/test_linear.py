@@ -18,7 +18,6 @@ from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.kernels.library import CODED_TYPES
 from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import WeightLayout, choose_linear
 from pronk.models.loader import load_decoder, read_config
 from pronk.text.tokenizer import Tokenizer
@@ -31,15 +30,13 @@ TINY = tiny_model()
 def test_choice_of_the_layer() -> None:
     weight = np.zeros((32, 8), np.float32)
     for layout in (WeightLayout(), WeightLayout(unit=16), WeightLayout(gated=True)):
-        made = choose_linear(KernelBackend(kernels()))(weight, None, layout)
+        made = choose_linear(kernels())(weight, None, layout)
         assert made.layout == layout
         assert isinstance(made.packed, PackedMatrix)
         assert made.packed.data.dtype == FLOAT32
         for weights, types in (("int8", (8, 8)), ("int4", (4, 8))):
             for head, bits in zip((False, True), types, strict=True):
-                small = choose_linear(KernelBackend(kernels()), weights)(
-                    weight, None, layout._replace(head=head)
-                )
+                small = choose_linear(kernels(), weights)(weight, None, layout._replace(head=head))
                 assert isinstance(small.packed, PackedMatrix)
                 assert small.packed.struct.type == CODED_TYPES[bits]
 
@@ -50,13 +47,12 @@ def test_invalid_choices_are_refused() -> None:
         match=r"^weights: expected one of plain, int8, int4, found 'int2'; "
         r"did you mean int8 or int4\?$",
     ):
-        choose_linear(KernelBackend(kernels()), "int2")
+        choose_linear(kernels(), "int2")
 
 
 def in_8_bits(folder: Path, dtype: DType) -> Decoder:
     """Return the model with weights of 8 bits."""
-    backend = KernelBackend(kernels())
-    return load_decoder(folder, read_config(folder), dtype=dtype, backend=backend, weights="int8")
+    return load_decoder(folder, read_config(folder), dtype=dtype, kernels=kernels(), weights="int8")
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -5,9 +5,9 @@ one line.
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,29 +15,21 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import MakeCheckpoint
+from dequantized import DequantizingPlacer
 from models.peak_memory import NEEDS_LINUX, peak
 from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, DType
 from pronk.base.errors import CheckpointError
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import PackedMatrix
-from pronk.models.backend import Backend
-from pronk.models.kernel_backend import KernelBackend
+from pronk.models import loader
 from pronk.models.linear import WeightLayout
 from pronk.models.loader import load_decoder, read_config
+from pronk.models.placer import WeightPlacer
 from quantized_formats import FORMATS, edit, read_tensors, write_quantized
 from tiny_models import kernels as best
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class Dequantizing(KernelBackend):
-    """The kernels, with the weights that a backend gets which cannot compute with quantized
-    weights.
-    """
-
-    keeps_quantized = False
 
 
 @pytest.fixture
@@ -55,10 +47,11 @@ def load(
     folder: Path, *, kernels: Kernels | None = None, dtype: DType = FLOAT32, **options: Any
 ) -> Any:
     """Load a model for the kernels; without ``kernels``, with dequantized weights."""
-    backend = Dequantizing(best()) if kernels is None else KernelBackend(kernels)
-    return load_decoder(
-        folder, read_config(folder), **{"dtype": dtype, "backend": backend, **options}
-    )
+    placer = DequantizingPlacer if kernels is None else WeightPlacer
+    with patch.object(loader, "WeightPlacer", placer):
+        return load_decoder(
+            folder, read_config(folder), dtype=dtype, kernels=kernels or best(), **options
+        )
 
 
 def refuse(folder: Path, message: str) -> None:
@@ -232,23 +225,14 @@ def test_leftover_shards(sharded: Path) -> None:
     refuse(sharded, r"expected tensor .* in one file, found it in two")
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gptq-4"])
-def test_progress_counts_every_byte(
-    name: str, checkpoint: MakeCheckpoint, tmp_path: Path, *, packed: bool
-) -> None:
-    check_progress(
-        name, checkpoint, tmp_path, KernelBackend(best()) if packed else Dequantizing(best())
-    )
-
-
-def check_progress(name: str, checkpoint: MakeCheckpoint, tmp_path: Path, backend: Backend) -> None:
+def test_progress_counts_every_byte(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     if name in FORMATS:
         folder, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     else:
         folder = checkpoint(name, save_dtype=torch.bfloat16)
     seen: list[tuple[int, int]] = []
-    load(folder, backend=backend, on_progress=lambda done, total: seen.append((done, total)))
+    load(folder, kernels=best(), on_progress=lambda done, total: seen.append((done, total)))
     total = sum(tensor.nbytes for tensor in read_tensors(folder).values())
     assert {total for _, total in seen} == {total}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -277,7 +261,7 @@ def test_dtypes_and_layouts_of_loaded_weights(checkpoint: MakeCheckpoint) -> Non
         assert isinstance(linear.packed, PackedMatrix)
         assert linear.layout == layout
         assert linear.packed.data.dtype == BFLOAT16
-    assert decoder.backend.kernels is best()
+    assert decoder.kernels is best()
     assert load(checkpoint("llama"), kernels=best()).layers[0].up.layout == WeightLayout(gated=True)
 
 
@@ -289,14 +273,14 @@ def test_a_change_of_a_loaded_weight_does_not_change_the_file(folder: Path) -> N
 
 MEASURE = """
 dtype = DTYPES[sys.argv[2]]
-backend = KernelBackend(load_kernels())
+by = load_kernels()
 large = {"vocab_size": 4000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
 
 def write(path, **sizes):
     return write_plain(path, lambda shape: np.full(shape, 0.5, BFLOAT16), **sizes)
 
 def load(path):
-    return loader.load_decoder(path, loader.read_config(path), dtype=dtype, backend=backend)
+    return loader.load_decoder(path, loader.read_config(path), dtype=dtype, kernels=by)
 
 def size(made, written):
     return written * dtype.itemsize

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,6 @@ from oracle import torch_dtype
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from pronk.base.errors import OptionError, PromptError
-from pronk.models.backend import Backend
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from quantized_formats import read_tensors, write_tensors
 from tiny_models import kernels, text_logits
@@ -353,47 +350,32 @@ def reference(folder: Path, length: int) -> Array:
     return transformers_logits(folder, tokens(length))
 
 
-def logits(
-    folder: Path, length: int, backend: Backend | None = None, context: int | None = None
-) -> Array:
-    """Return the logits of :func:`tokens`, by default of the kernels."""
+def logits(folder: Path, length: int, context: int | None = None) -> Array:
+    """Return the logits of :func:`tokens`."""
     config = read_config(folder, context=context)
-    backend = backend or KernelBackend(kernels())
-    return text_logits(load_decoder(folder, config, dtype=FLOAT32, backend=backend), tokens(length))
-
-
-# Logits of a folder, of a number of tokens, with a context.
-Compute = Callable[[Path, int, int | None], Array]
-
-
-@pytest.fixture
-def compute() -> Compute:
-    """Return the way to compute logits; guests run some of the tests with other ways."""
-    return lambda folder, length, context: logits(folder, length, context=context)
+    return text_logits(
+        load_decoder(folder, config, dtype=FLOAT32, kernels=kernels()), tokens(length)
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
-def test_logits_equal_transformers(
-    case: Case, compute: Compute, checkpoint: MakeCheckpoint
-) -> None:
+def test_logits_equal_transformers(case: Case, checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
-    assert np.abs(compute(folder, case.length, None) - expected).max() < TOLERANCE
+    assert np.abs(logits(folder, case.length) - expected).max() < TOLERANCE
 
 
-def test_context_chooses_the_rotations_of_longrope(
-    compute: Compute, checkpoint: MakeCheckpoint
-) -> None:
+def test_context_chooses_the_rotations_of_longrope(checkpoint: MakeCheckpoint) -> None:
     """transformers chooses by the length of each text, pronk by the context that the model is
     opened with.
     """
     folder = checkpoint("phi3", **LONGROPE)
     short = reference(folder, 32)
     long = reference(folder, 33)
-    assert np.abs(compute(folder, 32, 32) - short).max() < TOLERANCE
-    assert np.abs(compute(folder, 33, None) - long).max() < TOLERANCE
-    assert np.abs(compute(folder, 32, None) - short).max() > 100 * TOLERANCE
+    assert np.abs(logits(folder, 32, 32) - short).max() < TOLERANCE
+    assert np.abs(logits(folder, 33) - long).max() < TOLERANCE
+    assert np.abs(logits(folder, 32) - short).max() > 100 * TOLERANCE
 
 
 def test_context_is_limited(checkpoint: MakeCheckpoint) -> None:
@@ -578,9 +560,7 @@ def test_experts_in_mxfp4(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert expected.std() > 0.5
     found = logits(coded, 40)  # rows are rounded to 8 bits
     assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
-    decoder = load_decoder(
-        coded, read_config(coded), dtype=FLOAT32, backend=KernelBackend(kernels())
-    )
+    decoder = load_decoder(coded, read_config(coded), dtype=FLOAT32, kernels=kernels())
     for layer in decoder.layers:
         packed = [linear.packed for linear in (*layer.up.parts, *layer.down.parts)]
         assert {each.format for each in packed} == {"int5 in groups of 32"}
@@ -626,7 +606,6 @@ def test_names_without_prefix_and_saved_buffers(
     family: str,
     prefix: str,
     buffers: list[str],
-    compute: Compute,
     checkpoint: MakeCheckpoint,
     tmp_path: Path,
 ) -> None:
@@ -638,7 +617,7 @@ def test_names_without_prefix_and_saved_buffers(
     table = "embed_tokens.weight" if family == "llama" else "wte.weight"
     stored["lm_head.weight"] = stored[table].copy()
     write_tensors(folder, stored)
-    assert np.array_equal(compute(folder, 20, None), compute(original, 20, None))
+    assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
@@ -648,9 +627,7 @@ def test_half_precision(family: str, dtype: DType, checkpoint: MakeCheckpoint) -
     folder = checkpoint(family, tie_word_embeddings=True)
     expected = reference(folder, 30)
     theirs = transformers_logits(folder, tokens(30), torch_dtype(dtype))
-    decoder = load_decoder(
-        folder, read_config(folder), dtype=dtype, backend=KernelBackend(kernels())
-    )
+    decoder = load_decoder(folder, read_config(folder), dtype=dtype, kernels=kernels())
     mine = text_logits(decoder, tokens(30), dtype)
     assert mine.dtype == np.float32
     assert np.abs(theirs - expected).max() < 0.1 * np.abs(expected).max()

@@ -20,7 +20,6 @@ from pronk.checkpoint.config import MAX_ROPES, ModelConfig
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.structures import NUM_ROPE_TABLES
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, Norm, WeightLayout
 from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
@@ -53,14 +52,14 @@ def activate(name: str, x: Array) -> Array:
 
 
 def empty_program(kernels: Kernels, hidden: int, dtype: DType = FLOAT32) -> Program:
-    return KernelBackend(kernels).program(hidden, dtype)
+    return Program(kernels, hidden, dtype)
 
 
 def unit_product(kernels: Kernels, size: int, *, gated: bool = False) -> Linear:
     """Return a layer that maps ``x`` to ``x`` or, if gated, to ``x`` and its mirror image."""
     one = np.eye(size, dtype=np.float32)
     weight = np.concatenate((one, one[::-1])) if gated else one
-    return Linear(KernelBackend(kernels), weight, None, WeightLayout(gated=gated), None)
+    return Linear(kernels, weight, None, WeightLayout(gated=gated), None)
 
 
 @pytest.mark.parametrize("width", [1, 2, 15, 16, 17, 50, 64, 100, 576])
@@ -138,9 +137,7 @@ def test_residuals_and_wanted_rows(kernels: Kernels, dtype: DType, rows: int) ->
     order.
     """
     weights = [(some_rows(33, 33, seed=seed) / 6).astype(dtype) for seed in (1, 2)]
-    first, second = (
-        Linear(KernelBackend(kernels), weight, None, WeightLayout(), None) for weight in weights
-    )
+    first, second = (Linear(kernels, weight, None, WeightLayout(), None) for weight in weights)
     program = empty_program(kernels, 33, dtype)
     program.linear(first, residual=True)
     program.linear(second, to="logits", only_logits_rows=True)
@@ -184,18 +181,17 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     """Attention and MLP of a layer in float32; ``sharp`` has attention scores of thousands."""
     config = replace(SHAPES[shape], tied=False)
     plain = DenseModel(config)
-    backend = KernelBackend(kernels)
     for seed, parameter in enumerate(plain.parameters()):
         size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.copy_(torch.from_numpy(some_rows(*parameter.shape, seed=seed)) * size)
     plain.embedding.mul_(8.0)
     plain.layers[0].qkv.weight.mul_(scale**0.5)
-    packed = decoder_of(plain, backend)
+    packed = decoder_of(plain, kernels)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=100).tolist()
     attend = _RecordingAttend(config)
     exact = deepcopy(plain).double().states(tokens, torch.float64, attend)[1]
     pool = make_cache(config, FLOAT32, num_blocks=8)
-    program = backend.program(config.hidden_size, FLOAT32, pool)
+    program = Program(kernels, config.hidden_size, FLOAT32, pool)
     program.embed(packed)
     packed.layers[0].compile(program, 0)
     block_table = BlockTable()
@@ -231,10 +227,7 @@ def test_bits_in_float32_on_every_instruction_set(shape: dict[str, Any]) -> None
     """
     module = tiny_module(windows=(None, 30), **shape)
     tokens = np.random.default_rng(0).integers(99, size=99).tolist()
-    by_set = {
-        each.name: text_logits(decoder_of(module, KernelBackend(each)), tokens)
-        for each in candidates()
-    }
+    by_set = {each.name: text_logits(decoder_of(module, each), tokens) for each in candidates()}
     portable = by_set.pop("portable")
     for found in by_set.values():
         assert np.array_equal(found, next(iter(by_set.values())))

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from checkpoints import MakeCheckpoint
 from gguf_files import decode
 from models.peak_memory import NEEDS_LINUX, peak
-from models.test_loader import Dequantizing, load
+from models.test_loader import load
 from oracle import DenseModel, dense_logits, to_tensor
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import BFLOAT16, Array
@@ -109,7 +109,7 @@ class RecordingFactory:
 
     def make(self, weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         self.weights.append(weight)
-        return Linear(Dequantizing(kernels()), weight, bias, layout, None)
+        return Linear(kernels(), weight, bias, layout, None)
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def write(path, **sizes):
     return write_plain(path, make, tie_word_embeddings=True, **sizes)
 
 def load(path):
-    config, backend = loader.read_config(path), KernelBackend(load_kernels())
-    return loader.load_decoder(path, config, dtype=BFLOAT16, backend=backend, weights=sys.argv[2])
+    config, by = loader.read_config(path), load_kernels()
+    return loader.load_decoder(path, config, dtype=BFLOAT16, kernels=by, weights=sys.argv[2])
 
 def size(made, written):
     return forward_weights(made).nbytes
@@ -397,8 +397,8 @@ def write(path, **sizes):
     return sum(tensor.nbytes for tensor in tensors.values())
 
 def load(path):
-    backend = KernelBackend(load_kernels())
-    loader.load_decoder(path, loader.read_config(path), dtype=BFLOAT16, backend=backend)
+    by = load_kernels()
+    loader.load_decoder(path, loader.read_config(path), dtype=BFLOAT16, kernels=by)
 
 def size(made, written):
     return written

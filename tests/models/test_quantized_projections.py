@@ -19,8 +19,8 @@ from pronk.cache.blocks import BlockTable
 from pronk.kernels.library import CODED_TYPES, Kernels
 from pronk.kernels.threads import set_threads
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear, WeightLayout
+from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 from quantized_formats import edit, edit_config, gptq, read_tensors, write_quantized
 from tiny_models import kernels as best
@@ -44,7 +44,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: str) -> None:
     """Cached keys and values have the bits of separate products; the output is close to torch's."""
     plain = tiny_module(**SHAPES[shape])
-    backend = KernelBackend(kernels)
     c = plain.config
     forms = several_forms(plain.layers[0], kernels)
     packed = pack_several_forms(plain, kernels)
@@ -62,7 +61,7 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         pool = make_cache(c, FLOAT32, num_blocks=8)
         table = BlockTable()
         stream = np.empty((rows, c.hidden_size), np.float32)
-        program = backend.program(c.hidden_size, FLOAT32, pool)
+        program = Program(kernels, c.hidden_size, FLOAT32, pool)
         program.embed(packed)
         program.attention(packed.layers[0], 0)
         pool.prepare(table, rows)
@@ -73,8 +72,8 @@ def test_attention_with_projections_of_several_forms(kernels: Kernels, shape: st
         for got, form in list(zip(read_layer(pool, 0, table), forms[1:], strict=True))[
             0 if c.rope is None else 1 :
         ]:
-            alone = backend.program(c.hidden_size, FLOAT32)
-            linear = Linear(backend, *form, WeightLayout(), None)
+            alone = Program(kernels, c.hidden_size, FLOAT32)
+            linear = Linear(kernels, *form, WeightLayout(), None)
             alone.linear(linear, norm=packed.layers[0].attention_norm, to="logits")
             out = np.empty((rows, c.num_kv_heads * c.head_dim), np.float32)
             alone.run(None, before.copy(), out)

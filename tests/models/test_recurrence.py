@@ -13,17 +13,14 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig, llama_config
-from pronk.kernels.library import candidates
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels, candidates
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.layer_executor import LayerExecutor
 from pronk.models.linear import Linear, Norm, StackedLinear
 from pronk.sampling.tree import TokenTree
 
-BACKENDS: list[Backend] = [*map(KernelBackend, candidates())]
-EVERY = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+EVERY = pytest.mark.parametrize("by", candidates(), ids=lambda by: by.name)
 HIDDEN = 48
 VOCAB = 32
 
@@ -47,25 +44,21 @@ SHAPES = {
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
 
-def _linear(
-    backend: Backend, weights: dict[str, Array], layer: Layer, name: str, place: str
-) -> Linear:
-    return Linear(backend, weights[name], None, layer.layout(place), None)
+def _linear(by: Kernels, weights: dict[str, Array], layer: Layer, name: str, place: str) -> Linear:
+    return Linear(by, weights[name], None, layer.layout(place), None)
 
 
 class Model:
     """Embedding, two recurrent layers with MLPs, and a head; with random weights."""
 
-    def __init__(
-        self, backend: Backend, recurrent: RecurrentConfig, dtype: DType = FLOAT32
-    ) -> None:
+    def __init__(self, by: Kernels, recurrent: RecurrentConfig, dtype: DType = FLOAT32) -> None:
         config = llama_config(
             hidden=HIDDEN, layers=2, heads=4, kv_heads=2, mlp=32, vocab=VOCAB, context=512
         )
         self.config: ModelConfig = replace(config, recurrent=recurrent)
         self.dtype = dtype
         random = np.random.default_rng(5)
-        decoder = Decoder(self.config, backend)
+        decoder = Decoder(self.config, by)
         decoder.embedding = self._round(random.normal(size=(VOCAB, HIDDEN)))
         self.weights: list[dict[str, Array]] = []
         for layer in decoder.layers:
@@ -89,7 +82,7 @@ class Model:
             weights = {name: self._round(weight) for name, weight in weights.items()}
             self.weights.append(weights)
 
-            linear = partial(_linear, backend, weights, layer)
+            linear = partial(_linear, by, weights, layer)
             layer.mixer_in = StackedLinear(
                 [linear("channels", "mixer_in"), linear("gates", "mixer_in")]
             )
@@ -111,7 +104,7 @@ class Model:
             layer.down = linear("down", "down")
             layer.attention_norm = layer.mlp_norm = Norm.of(self.config, np.ones(HIDDEN))
         self.head = self._round(random.normal(size=(VOCAB, HIDDEN)) * 0.3)
-        decoder.head = Linear(backend, self.head, None, decoder.layers[0].layout("down"), None)
+        decoder.head = Linear(by, self.head, None, decoder.layers[0].layout("down"), None)
         decoder.norm = Norm.of(self.config, np.ones(HIDDEN))
         self.decoder = decoder
 
@@ -119,11 +112,12 @@ class Model:
         return values.astype(self.dtype)
 
     def cache(self, requests: int = 3, checkpoints: int = 2, updates: int = 96) -> PagedCache:
-        cache = self.decoder.backend.make_cache(
+        cache = PagedCache(
             self.config,
             num_blocks=64,
             block_size=16,
             dtype=self.dtype,
+            kernels=self.decoder.kernels,
             poison=float("nan"),
             share_prefixes=True,
         )
@@ -297,16 +291,16 @@ def loop(model: Model, tokens: Sequence[int]) -> Array:
 
 @EVERY
 @EVERY_SHAPE
-def test_formulas(backend: Backend, shape: str) -> None:
-    model = Model(backend, SHAPES[shape])
+def test_formulas(by: Kernels, shape: str) -> None:
+    model = Model(by, SHAPES[shape])
     tokens = random_tokens(70, 1)
     logits = Text(LayerExecutor(model.decoder, model.cache())).read(tokens)
     np.testing.assert_allclose(logits, loop(model, tokens), rtol=0, atol=1e-3)
 
 
 @EVERY
-def test_bfloat16(backend: Backend) -> None:
-    model = Model(backend, GROUPED, BFLOAT16)
+def test_bfloat16(by: Kernels) -> None:
+    model = Model(by, GROUPED, BFLOAT16)
     tokens = random_tokens(40, 2)
     logits = Text(LayerExecutor(model.decoder, model.cache())).read(tokens)
     expected = loop(model, tokens)
@@ -316,9 +310,9 @@ def test_bfloat16(backend: Backend) -> None:
 
 @EVERY
 @EVERY_SHAPE
-def test_chunks(backend: Backend, shape: str, *, is_sanitized: bool) -> None:
+def test_chunks(by: Kernels, shape: str, *, is_sanitized: bool) -> None:
     """Logits and states have the same bits for chunks of every size."""
-    model = Model(backend, SHAPES[shape])
+    model = Model(by, SHAPES[shape])
     tokens = random_tokens(37, 3)
     executor = LayerExecutor(model.decoder, model.cache())
     whole = Text(executor)
@@ -347,9 +341,9 @@ def random_tree(random: Random, root: int, num_nodes: int) -> TokenTree:
 
 @EVERY
 @EVERY_SHAPE
-def test_random_scripts(backend: Backend, shape: str) -> None:
+def test_random_scripts(by: Kernels, shape: str) -> None:
     """Random trees, of which random paths are accepted, leave the state of a fresh reading."""
-    model = Model(backend, SHAPES[shape])
+    model = Model(by, SHAPES[shape])
     executor = LayerExecutor(model.decoder, model.cache())
     random = Random(shape)
     for _ in range(6):
@@ -389,7 +383,7 @@ def test_random_scripts(backend: Backend, shape: str) -> None:
 @pytest.mark.parametrize("pool", ["states", "updates"])
 def test_other_layouts_are_refused(pool: str) -> None:
     """The kernels compare the sizes of the arrays with those that they compute themselves."""
-    model = Model(BACKENDS[0], MAMBA)
+    model = Model(candidates()[0], MAMBA)
     cache = model.cache()
     states = cache.states
     assert states is not None
@@ -402,6 +396,6 @@ def test_other_layouts_are_refused(pool: str) -> None:
 def test_room_for_keys() -> None:
     """Only recurrent layers that have attention, too, have room for keys and values."""
     for parallel in (False, True):
-        cache = Model(BACKENDS[0], replace(MAMBA, parallel=parallel)).cache()
+        cache = Model(candidates()[0], replace(MAMBA, parallel=parallel)).cache()
         assert [keys.size > 0 for keys in cache.keys] == [parallel] * 2
         assert [values.size > 0 for values in cache.values] == [parallel] * 2

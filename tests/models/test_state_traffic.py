@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from models.test_recurrence import EVERY, GROUPED, Model, Text, random_tokens, random_tree
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels
 from pronk.models.layer_executor import LayerExecutor
 from pronk.sampling.tree import TokenTree
 
@@ -34,9 +34,9 @@ class Counted(Text):
 
 
 @EVERY
-def test_a_tree_adds_no_state(backend: Backend) -> None:
+def test_a_tree_adds_no_state(by: Kernels) -> None:
     """One read and one write in each pass, whatever is replayed and verified."""
-    model = Model(backend, GROUPED)
+    model = Model(by, GROUPED)
     text = Counted(LayerExecutor(model.decoder, model.cache(checkpoints=12)))
     text.read(random_tokens(17, 1))
     assert text.counted() == (0, 2)  # with the checkpoint of 16 tokens
@@ -56,8 +56,8 @@ def test_a_tree_adds_no_state(backend: Backend) -> None:
 
 
 @EVERY
-def test_first_layers_and_prompts(backend: Backend) -> None:
-    model = Model(backend, GROUPED)
+def test_first_layers_and_prompts(by: Kernels) -> None:
+    model = Model(by, GROUPED)
     text = Counted(LayerExecutor(model.decoder, model.cache()))
     text.read(random_tokens(10, 1))
     assert text.counted() == (0, 1)

@@ -115,12 +115,11 @@ def tree_parallel_engine(
 ) -> Generator[Engine]:
     """Yield an engine under tree parallelism of ``workers`` threads, the driver included."""
     store = dist.HashStore()
-    packed = decoder.backend.exact
     dtype = decoder.embedding.dtype
 
     def work(rank: int) -> None:
         peer = PeerConnection(store, rank, driver=False, timeout=HUNG)
-        cache = make_cache(decoder.config, dtype, num_blocks=1, packed=packed, kv_dtype=kv_dtype)
+        cache = make_cache(decoder.config, dtype, num_blocks=1, kv_dtype=kv_dtype)
         with suppress(ConnectionLostError):
             WorkerLoop(peer, ModelRunner(decoder, cache)).run()
 

@@ -25,9 +25,9 @@ from pronk.base.arrays import FLOAT32, Array, split_rows
 from pronk.base.errors import CheckpointError, ConnectionLostError
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ConvolutionConfig, ModelConfig
+from pronk.models.choice import compute_dtype
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.models.placer import WeightPlacer
@@ -68,10 +68,6 @@ FOREVER = 1e6  # seconds
 ROUNDED = 0.1
 
 
-def backend() -> KernelBackend:
-    return KernelBackend(kernels())
-
-
 def load(
     folder: Path, rank: int, workers: int, **options: Any
 ) -> tuple[Decoder, SplitCache, TensorSplit]:
@@ -79,8 +75,8 @@ def load(
     config = read_config(folder)
     dtype = parse_dtype("auto", config)
     split = TensorSplit(config, rank, workers)
-    decoder = load_decoder(folder, config, dtype=dtype, backend=backend(), split=split, **options)
-    computed = backend().compute_dtype(dtype)
+    decoder = load_decoder(folder, config, dtype=dtype, kernels=kernels(), split=split, **options)
+    computed = compute_dtype(dtype)
     cache = SplitCache(
         split.shard_config, num_blocks=8, block_size=16, dtype=computed, kernels=kernels()
     )
@@ -139,7 +135,7 @@ def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
     """
     config = read_config(folder)
     dtype = parse_dtype("auto", config)
-    whole = load_decoder(folder, config, dtype=dtype, backend=backend(), **options)
+    whole = load_decoder(folder, config, dtype=dtype, kernels=kernels(), **options)
     want = text_logits(whole, TEXT, dtype)
     with together(folder, workers, **options) as runner:
         found = logits(runner, [len(TEXT)])
@@ -175,7 +171,7 @@ def test_families(
 def test_weights_rounded_while_loading(checkpoint: MakeCheckpoint, weights: str) -> None:
     """Shards are rounded in other groups than the whole model; the error is about the same."""
     folder = checkpoint("llama")
-    given: dict[str, Any] = {"dtype": FLOAT32, "backend": backend()}
+    given: dict[str, Any] = {"dtype": FLOAT32, "kernels": kernels()}
     plain, whole = (
         text_logits(load_decoder(folder, read_config(folder), weights=kind, **given), TEXT)
         for kind in ("plain", weights)
@@ -217,7 +213,7 @@ def test_every_weight_is_in_one_shard(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("llama", num_key_value_heads=6)
     config = read_config(folder)
     parts = [load(folder, rank, 3)[0] for rank in range(3)]
-    whole = load_decoder(folder, config, dtype=FLOAT32, backend=backend())
+    whole = load_decoder(folder, config, dtype=FLOAT32, kernels=kernels())
     for name, axis in (("out", 1), ("down", 1)):
         joined = np.concatenate(
             [getattr(part.layers[1], name).packed.unpack() for part in parts], axis

@@ -21,13 +21,21 @@ import torch
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 sys.path.insert(0, str(Path(__file__).parent))
-from agreement import last_logits, log_softmax
+from agreement import log_softmax
 from questions import QUESTIONS, conversation
 
-from pronk import LLM
+from pronk.models.loader import read_config
 from pronk.models.resolve import resolve_model
+from pronk.train.attention import dense_logits
+from pronk.train.modules.decoder import DecoderModule, load_module
 
 TOP = 50
+
+
+@torch.no_grad()
+def dense_last_logits(module: DecoderModule, ids: list[int]) -> np.ndarray:
+    """Return the logits of the token after ``ids``, ``[vocab]``, with weights in float32."""
+    return dense_logits(module, torch.tensor([ids]))[-1].double().numpy()
 
 
 def main() -> None:
@@ -42,7 +50,8 @@ def main() -> None:
     )
     template = llama.metadata["tokenizer.chat_template"]
     formatter = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
-    reference = LLM(path, kernels="torch", dtype="float32", calibration=False)
+    config = read_config(path)
+    reference = load_module(path, config, torch.float32, torch.device("cpu"))
     rows = []
     for question in QUESTIONS:
         text = formatter(messages=conversation(question)).prompt
@@ -54,7 +63,7 @@ def main() -> None:
         )
         theirs = log_softmax(logits.astype(np.float64))
         top = np.argsort(-theirs, kind="stable")[:TOP]
-        exact = log_softmax(last_logits(reference, ids))
+        exact = log_softmax(dense_last_logits(reference, ids))
         rows.append(
             {
                 "question": question,

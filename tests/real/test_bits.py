@@ -9,7 +9,6 @@ from pronk import LLM
 from pronk.base.arrays import FLOAT32, INT8, DType
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.kernels.library import candidates
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.resolve import resolve_model
 from pronk.reproducibility import current, digests, model_hash, published_digests
@@ -46,8 +45,7 @@ def test_logits_on_every_instruction_set(name: str, kv_dtype: DType | None) -> N
     text = tokenizer.encode(" ".join(QUESTIONS))[:100]
     logits = {}
     for kernels in candidates(bits="portable"):
-        backend = KernelBackend(kernels)
-        decoder = load_decoder(opened, config, dtype=FLOAT32, backend=backend)
+        decoder = load_decoder(opened, config, dtype=FLOAT32, kernels=kernels)
         logits[kernels.name] = text_logits(decoder, text, kv_dtype=kv_dtype)
     expected = logits["portable"]
     for instruction_set, found in logits.items():

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint
-from pronk.kernels.library import KernelsError
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import Linear
-from pronk.train.attention import dense_logits
 from pronk.train.teacher import Teacher
 
 
@@ -48,27 +45,9 @@ def test_distributions_are_computed_with_plain_weights(
     )
     engine = teacher.llm.engine.target.decoder
     decoder = teacher.decoder
-    assert isinstance(engine.backend, KernelBackend)
     assert teacher.decoder is decoder
     assert not any(parameter.requires_grad for parameter in decoder.parameters())
     assert teacher.unembedding.dtype == teacher.dtype == torch.bfloat16
     assert torch.equal(teacher.unembedding, decoder.embedding) == tied
     assert isinstance(engine.head, Linear)
     assert np.array_equal(engine.head.packed.unpack(), teacher.unembedding.float().numpy())
-
-
-def test_distributions_do_not_depend_on_the_engine(
-    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(_: str, *, bits: str) -> None:
-        raise KernelsError("found no kernels")
-
-    monkeypatch.setattr("pronk.models.choice.load_kernels", none)
-    with pytest.warns(UserWarning, match="found no kernels; torch computes instead"):
-        plain = Teacher(teacher.folder, threads=1)
-    assert plain.llm.engine.target.decoder.backend.kernels is None
-    ids = torch.arange(5, 45)[None]
-    with torch.no_grad():
-        assert torch.equal(
-            *(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher))
-        )

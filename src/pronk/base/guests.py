@@ -1,13 +1,13 @@
-"""Guests: packages that add backends, drafters and commands to pronk.
+"""Guests: packages that add devices, drafters and commands to pronk.
 
 The engine does not import a guest. A guest imports only public names of pronk, and registers
 objects as entry points, in the section ``[project.entry-points]`` of its pyproject.toml. Some
 guests are a part of pronk's wheel; other packages work in the same way. The groups of entry points:
 
-``pronk.backends``
-    A function of device and dtype that returns a :class:`~pronk.models.backend.Backend`.
 ``pronk.commands``
     A :class:`Command` of the command line.
+``pronk.devices``
+    Under the name of a device, a function that opens it (:mod:`pronk.engine.workers`).
 ``pronk.drafters``
     A subclass of :class:`~pronk.drafting.proposer.Drafter`, under the drafter's name.
 ``pronk.workers``
@@ -30,7 +30,7 @@ from pronk.base.errors import OptionError, describe_error
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Group = Literal["pronk.backends", "pronk.commands", "pronk.drafters", "pronk.workers"]
+Group = Literal["pronk.commands", "pronk.devices", "pronk.drafters", "pronk.workers"]
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,7 @@ class KVBudget:
         Args:
             config: the model of the pool.
             dtype: the model's data type.
-            make_pool: called with the arguments of :class:`PagedCache` except ``kernels``; see
-                ``Backend.make_cache``.
+            make_pool: called with the arguments of :class:`PagedCache` except ``kernels``.
             kv_dtype: data type of stored keys and values; by default ``dtype``.
             share_prefixes: whether the pool has a prefix cache.
 

@@ -114,7 +114,7 @@ class PagedCache:
         num_blocks: int,
         block_size: int,
         dtype: DType,
-        kernels: Kernels | None,
+        kernels: Kernels,
         kv_dtype: DType | None = None,
         poison: float | None = None,
         share_prefixes: bool = False,
@@ -126,8 +126,7 @@ class PagedCache:
             num_blocks: number of blocks.
             block_size: tokens per block, a multiple of 16.
             dtype: data type of the model.
-            kernels: move the rows of accepted draft tokens; ``None`` only for a subclass with its
-                own :meth:`move`.
+            kernels: move the rows of accepted draft tokens.
             kv_dtype: data type of stored keys and values, ``dtype`` or int8; by default ``dtype``.
             poison: number that is written over freed blocks, so that tests detect reads of them.
             share_prefixes: whether prompts reuse blocks of earlier texts with the same prefix.
@@ -391,7 +390,6 @@ class PagedCache:
         Raises:
             MemoryError: there is no memory for a copy of the content.
         """
-        assert self.kernels is not None
         if self._move_arguments is None:
             self._move_arguments = self._describe_pools()
         # The kernel gets addresses only; ``arrays`` keeps contiguous copies alive during the call.

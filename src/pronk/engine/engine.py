@@ -2,8 +2,8 @@
 
 With pronk's own kernels the logits of *any* node of a token tree are bit-equal to those of plain
 decoding, because each sum has the same order (``kernels/README.md``). Accepted tokens are therefore
-final: their KV rows are moved to consecutive slots, and the next step starts after them. With torch
-the last bit may differ; see :attr:`Engine.exact`.
+final: their KV rows are moved to consecutive slots, and the next step starts after them. On another
+device the last bit may differ; see :attr:`Engine.exact`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""Interface to the processes that compute a model together, and its form for one process.
+"""Choice of what computes the forward passes: this process, several processes, or another device.
 
-A guest registers a function by the entry point ``processes`` of ``pronk.workers``; pronk's own is
-in :mod:`pronk.parallel`. It is called with the arguments of :func:`start_workers`, and returns a
-:class:`Workers`.
+This module is the one place that makes a model's runner. A guest registers a function that is
+called with the arguments of :func:`start_workers` and returns a :class:`Workers`: for several
+processes as the entry point ``processes`` of ``pronk.workers`` (:mod:`pronk.parallel`), for another
+device than the CPU as an entry point of ``pronk.devices`` with the name of the device, such as
+``cuda``. The engine gives the runner a :class:`~pronk.models.forward_batch.ForwardBatch` per step.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from pronk.base.arrays import DType
+from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError
-from pronk.base.guests import load_guest
+from pronk.base.guests import guests, load_guest
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.engine.options import LLMOptions
@@ -48,7 +52,7 @@ def check_launched(workers: int) -> None:
 
 
 class Workers(Protocol):
-    """The processes that compute a model together, as the first of them sees them."""
+    """The processes, or the device, that compute a model."""
 
     @property
     def split(self) -> TensorSplit | None:
@@ -65,21 +69,26 @@ class Workers(Protocol):
         """
 
     @property
-    def pool(self) -> type[PagedCache] | None:
-        """Class of the KV cache that all processes share; ``None``: the backend's own class."""
+    def pool(self) -> Callable[..., PagedCache]:
+        """Class of the target's KV cache, or a function with the arguments of the class."""
+
+    @property
+    def memory(self) -> int | None:
+        """Free bytes of the device's own memory; ``None`` if it uses the machine's."""
 
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
-        """Return a runner that uses all processes."""
+        """Return the runner of the target's forward passes."""
 
     def end(self) -> None:
-        """End the other processes."""
+        """End the other processes, or release the device."""
 
 
 class SingleProcess:
     """A model that this process computes alone (``workers=1``)."""
 
     split = None
-    pool = None
+    pool = PagedCache
+    memory = None
 
     def __init__(self, config: ModelConfig) -> None:
         self.shard_config = config
@@ -93,28 +102,25 @@ class SingleProcess:
 
 
 def start_workers(
-    options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels | None
+    options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels
 ) -> Workers:
-    """Start the processes of a model, or join those that ``torchrun`` has started.
+    """Return what computes the model, by the options ``device`` and ``workers``.
 
-    ``model`` is the checkpoint, and ``dtype`` that of the weights, as the options of these names
-    select them.
+    Starts the processes of a model, or joins those that ``torchrun`` has started. ``model`` is the
+    checkpoint, ``dtype`` that of the weights, and ``kernels`` the CPU's, as the options of these
+    names select them.
 
     Raises:
-        OptionError: ``workers`` is above 1 without compiled kernels (with torch, a row's bits
-            depend on the batch), without torch (whose processes exchange messages), or for a model
-            with recurrent layers or latent attention; too large for tensor parallelism; or not the
-            number of processes that ``torchrun`` launched.
+        OptionError: no installed package computes on ``device``; or ``workers`` is above 1 without
+            torch (whose processes exchange messages), or for a model with recurrent layers or
+            latent attention; too large for tensor parallelism; or not the number of processes that
+            ``torchrun`` launched.
     """
     workers = options.workers
+    if options.device != "cpu":
+        return _open_device(options, model, dtype, config, kernels)
     if workers == 1:
         return SingleProcess(config)
-    if kernels is None:
-        msg = (
-            f"workers: expected 1 without the compiled kernels, found {workers}; install the "
-            "kernels or set 1"
-        )
-        raise OptionError(msg)
     if config.recurrent is not None:
         # the processes exchange keys and values of tokens, but no states of recurrent layers
         msg = (
@@ -132,3 +138,17 @@ def start_workers(
     start = load_guest("pronk.workers", "processes", "workers")
     started: Workers = start(options, model, dtype, config, kernels)
     return started
+
+
+def _open_device(
+    options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels
+) -> Workers:
+    """Return what computes the model on another device than the CPU.
+
+    ``options.device`` may have a number, as in ``cuda:1``.
+    """
+    kind = options.device.partition(":")[0]
+    check_choice("device", kind, ("cpu", *guests("pronk.devices")))
+    open_device = load_guest("pronk.devices", kind, "device")
+    opened: Workers = open_device(options, model, dtype, config, kernels)
+    return opened

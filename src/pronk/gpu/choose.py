@@ -18,9 +18,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pronk.backends import StatelessSampler, noise_key
 from pronk.gpu.launch import ceil_div
-from pronk.sampling.noise import noise_key
-from pronk.sampling.stateless import StatelessSampler
 
 _BLOCK = 1024  # tokens of a program
 

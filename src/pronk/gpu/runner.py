@@ -22,6 +22,7 @@ from pronk.backends import (
     LayersResult,
     ModelRunner,
     Program,
+    StatelessSampler,
 )
 from pronk.base.arrays import Array
 from pronk.gpu.choose import Noise, choose, noise_of
@@ -29,7 +30,6 @@ from pronk.gpu.convert import to_array
 from pronk.gpu.layout import layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
 from pronk.gpu.steps import Steps
-from pronk.sampling.stateless import StatelessSampler
 
 
 class DeviceLogits:
@@ -116,7 +116,7 @@ class GpuExecutor(LayerExecutor):
 
         def compile_feature() -> Program:
             size = self.decoder.config.hidden_size
-            program = self.decoder.backend.program(size, self.cache.dtype, self.cache)
+            program = Program(self.decoder.kernels, size, self.cache.dtype, self.cache)
             feature.compile(program, {layer: index for index, layer in enumerate(others)})
             return program
 

@@ -19,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pronk.backends import Kernels, QuantizedMatrix, WeightLayout, round_weights
+from pronk.backends import BlockMatrix, Kernels, QuantizedMatrix, WeightLayout, round_weights
 from pronk.base.arrays import FLOAT16, FLOAT32, UINT8, Array, DType
-from pronk.checkpoint.gguf.blocks import TENSOR_TYPES, BlockMatrix, unpack
-from pronk.checkpoint.rows import HeadRows
 from pronk.gpu.convert import to_tensor, torch_dtype
 
 # Number of inputs of a block of a product; rows are padded to whole blocks.
@@ -137,7 +135,7 @@ def load_matrix(
     factors: tuple[Array, Array] | None = None
     if isinstance(weight, BlockMatrix):
         factors = _read_factors(weight) if weight.type in _WITH_FACTORS else None
-        weight = _unpack_blocks(weight)
+        weight = weight.unpack()
     if isinstance(weight, QuantizedMatrix) and _has_known_groups(weight):
         return _load_quantized(weight, own_bias, factors, device, gated=gated)
     plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
@@ -224,46 +222,8 @@ def _read_factors(matrix: BlockMatrix) -> tuple[Array, Array]:
 
     The first four bytes of a block are the two factors. The file's minima are subtracted.
     """
-    size = _block_type(matrix)
-    scales = list[Array]()
-    minima = list[Array]()
-    for part in matrix.parts:
-        blocks = part.stored.reshape(len(part.stored), -1, size)
-        both = np.ascontiguousarray(blocks[..., :4]).view(FLOAT16).astype(FLOAT32)
-        order = _row_order(len(part.stored), part.heads)
-        scales.append(both[order, :, 0])
-        minima.append(-both[order, :, 1])
-    return np.concatenate(scales), np.concatenate(minima)
-
-
-def _unpack_blocks(matrix: BlockMatrix) -> QuantizedMatrix:
-    """Return a matrix of GGUF blocks with its codes, scales and minima."""
-    type_ = next(each for each in TENSOR_TYPES.values() if each.name == matrix.type)
-    codes = np.empty(matrix.shape, UINT8)
-    scales = list[Array]()
-    minima = list[Array]()
-    start = 0
-    for part in matrix.parts:
-        own = codes[start : start + len(part.stored)]
-        order = _row_order(len(part.stored), part.heads)
-        unpacked = unpack(part.stored, type_, own, order)
-        scales.append(unpacked.scale)
-        if unpacked.minimum is not None:
-            minima.append(unpacked.minimum)
-        start += len(own)
-    matrix.release()
-    minimum = np.concatenate(minima) if minima else None
-    return QuantizedMatrix(codes, np.concatenate(scales), minimum, unpacked.bits, unpacked.group)
-
-
-def _row_order(num_rows: int, heads: int) -> Array:
-    """Return the stored row of each output; ``heads`` as in :class:`BlockRows`."""
-    return HeadRows(heads, pairs=True).order(num_rows) if heads else np.arange(num_rows)
-
-
-def _block_type(matrix: BlockMatrix) -> int:
-    """Return the number of bytes of a block."""
-    return next(each.size for each in TENSOR_TYPES.values() if each.name == matrix.type)
+    both = np.ascontiguousarray(matrix.blocks()[..., :4]).view(FLOAT16).astype(FLOAT32)
+    return both[..., 0], -both[..., 1]
 
 
 class GpuLinear:

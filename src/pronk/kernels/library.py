@@ -1,8 +1,7 @@
 """Loading of the compiled kernels with :mod:`ctypes`, and checks of their library.
 
 The C interface (``csrc/pronk.h``) has no types of Python, so one library works with all versions of
-Python. Without a usable library, torch (the extra ``torch``) computes if it is installed, and a
-warning of one line says so.
+Python.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ VERSION = 25  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h`
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-CHOICES = ("auto", *INSTRUCTION_SETS, "torch")  # values of the option ``kernels``
+CHOICES = ("auto", *INSTRUCTION_SETS)  # values of the option ``kernels``
 # Instruction sets with products of bfloat16, whose rounding differs from that of float32 products.
 _BF16_PRODUCTS = ("avx512_bf16", "amx")
 
@@ -63,7 +62,7 @@ SUPER_BLOCK_TYPES: dict[str, int] = {
     "decoded": 10,
 }
 
-_MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
+MAX_HEAD_DIM = 576  # ``MAX_HEAD_DIM`` of ``csrc/common.h``
 
 
 class KernelsError(Exception):
@@ -100,7 +99,7 @@ class Kernels:
     @staticmethod
     def supports_head_dim(head_dim: int) -> bool:
         """Return whether the attention kernels support heads of this size."""
-        return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM
+        return head_dim % 2 == 0 and head_dim <= MAX_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
         """Run a forward pass.
@@ -406,7 +405,7 @@ def candidates(
         KernelsError: the library cannot be loaded.
         OptionError: ``choice`` is not an instruction set, or this processor lacks it.
     """
-    check_choice("kernels", choice, [name for name in CHOICES if name != "torch"])
+    check_choice("kernels", choice, CHOICES)
     location = path or installed_library()
     library = open_library(location)
     best = int(library.pronk_detect())

@@ -35,7 +35,7 @@ from pronk.base.files.regular import is_file
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rows import HeadRows
 from pronk.checkpoint.tensors import Checkpoint, read_json
-from pronk.kernels.adapters import LowRank
+from pronk.kernels.adapters import LowRank, pack_adapter
 from pronk.models.families import get_family
 from pronk.models.family import TensorNames
 from pronk.models.tensor_plan import plan_tensors
@@ -411,7 +411,7 @@ class Adapters(dict[str, Adapter]):
                     parts = [part for part in slices if part is not None]
                     if parts:
                         linear.adapters = linear.adapters or [None] * len(self._modules)
-                        linear.adapters[number] = decoder.backend.pack_adapter(linear.packed, parts)
+                        linear.adapters[number] = pack_adapter(linear.packed, parts)
                     start = stop
         self._modules = []
 

@@ -1,17 +1,11 @@
-"""Choice of the backend that computes a model, pronk's kernels or a guest's, and of its bits."""
+"""Choice of the kernels that compute a model, and of their bits."""
 
 from __future__ import annotations
 
-import warnings
-
-from pronk.base.arrays import BFLOAT16, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, DType
 from pronk.base.checks import check_choice
-from pronk.base.errors import OptionError, refuse
-from pronk.base.guests import load_guest
-from pronk.checkpoint.config import ModelConfig
-from pronk.kernels.library import CHOICES, KernelsError, RoundingBits
-from pronk.models.backend import Backend
-from pronk.models.kernel_backend import KernelBackend
+from pronk.base.errors import OptionError
+from pronk.kernels.library import Kernels, KernelsError, RoundingBits
 from pronk.models.kernels import load_kernels
 from pronk.models.options import BITS_CHOICES
 
@@ -33,55 +27,23 @@ def choose_bits(bits: str, dtype: DType, *, quantized: bool) -> RoundingBits:
     return "fast" if bits == "fast" else "portable"
 
 
-def choose_backend(
-    kernels: str, device: str, config: ModelConfig, dtype: DType, bits: RoundingBits
-) -> Backend:
-    """Return the backend for a model.
+def choose_kernels(choice: str, bits: RoundingBits) -> Kernels:
+    """Return the kernels for the options ``kernels`` and ``bits``.
 
-    This is torch for ``kernels="torch"`` and for other devices than the CPU. If no kernels fit this
-    processor and model, it is torch as well, with a warning that gives the reason. Torch computes
-    in ``dtype``, that of the model's weights; ``bits`` are those of the kernels. Raises
-    ``OptionError`` if an argument is unknown, the processor lacks the instruction set, or torch is
-    needed and missing.
+    Raises:
+        OptionError: ``choice`` is unknown, the processor lacks this instruction set, or there are
+            no kernels that pass their self-check.
     """
-    check_choice("kernels", kernels, CHOICES)
-    if kernels == "torch" or (kernels == "auto" and device != "cpu"):
-        found = f"kernels={kernels!r}, device={device!r}"
-        _check_torch(config, found)
-        return open_torch(device, dtype, found)
-    reason = f"no kernels for {device}"
-    if device == "cpu":
-        try:
-            loaded = load_kernels(kernels, bits=bits)
-        except KernelsError as error:
-            reason = str(error)
-        else:
-            backend = KernelBackend(loaded).for_model(config, dtype)
-            if backend is not None:
-                return backend
-            sizes = ", ".join(map(str, sorted(config.head_dims)))
-            reason = f"no kernels for heads of {sizes}"
-    _check_torch(config, reason)
-    by_torch = open_torch(device, dtype, reason)
-    # The frames are this function, the constructor of LLM, its keywords, their check, and the
-    # caller.
-    text = f"{reason}; torch computes instead, slower and without the promise of equal bits"
-    warnings.warn(text, stacklevel=5)
-    return by_torch
+    try:
+        return load_kernels(choice, bits=bits)
+    except KernelsError as error:
+        msg = f"kernels: {error}"
+        raise OptionError(msg) from error
 
 
-def _check_torch(config: ModelConfig, found: str) -> None:
-    """Raise an OptionError for a model that torch cannot compute."""
-    missing = {"recurrent layers": config.recurrent, "latent attention": config.latent}
-    kinds = [kind for kind, found in missing.items() if found is not None]
-    if kinds:
-        expected = f"expected pronk's kernels for the {kinds[0]} of {config.family}"
-        refuse(
-            "kernels", f"{expected}, found {found}; use kernels='auto', device='cpu'", OptionError
-        )
+def compute_dtype(dtype: DType) -> DType:
+    """Return the data type of activations for weights in ``dtype``.
 
-
-def open_torch(device: str, dtype: DType, reason: str) -> Backend:
-    """Return the torch backend; ``reason``: why torch is needed, for the error if it is missing."""
-    backend: Backend = load_guest("pronk.backends", "torch", reason)(device, dtype)
-    return backend
+    It is float32 for float16, which the kernels store and do not compute with.
+    """
+    return FLOAT32 if dtype == FLOAT16 else dtype

@@ -2,8 +2,8 @@
 
 The input is *packed rows* ``[rows, hidden]``: tokens of any requests and positions, without a batch
 dimension. Only attention, through the KV cache, lets rows interact. ``compile`` appends the
-operations of a layer to a :class:`~pronk.models.program.Program`, which a backend runs. The first
-layers can run alone, for drafters that exit early.
+operations of a layer to a :class:`~pronk.models.program.Program`. The first layers can run alone,
+for drafters that exit early.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array
 from pronk.checkpoint.config import MixtureConfig, ModelConfig, RecurrentConfig, Sublayers
 from pronk.checkpoint.gguf.blocks import BlockMatrix
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels
 from pronk.models.linear import Experts, Linear, Norm, StackedLinear, WeightLayout
-from pronk.models.program import KVSource, Program
+from pronk.models.operations import KVSource
+from pronk.models.program import Program
 from pronk.models.tensor_plan import plan_tensors
 
 
@@ -228,7 +229,7 @@ class Decoder:
 
     Attributes:
         config: architecture and sizes.
-        backend: backend that computes the model.
+        kernels: the kernels that compute the model.
         embedding: ``[vocab, hidden]``; ``[0, hidden]`` if the embedding is quantized (``table``).
         table: the quantized embedding, which with tied weights is also the ``head``; ``None`` if it
             is not quantized.
@@ -243,14 +244,14 @@ class Decoder:
     head: Linear
 
     def __init__(
-        self, config: ModelConfig, backend: Backend, layer_config: ModelConfig | None = None
+        self, config: ModelConfig, kernels: Kernels, layer_config: ModelConfig | None = None
     ) -> None:
         """Create the layers.
 
         ``layer_config`` has the sizes of this process's layers in tensor parallelism.
         """
         self.config = config
-        self.backend = backend
+        self.kernels = kernels
         self.table: Linear | None = None
         self.layer_inputs = LayerInputs() if config.layer_input_size else None
         self.positions: Array | None = None

@@ -22,6 +22,7 @@ import numpy as np
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import (
     ConvolutionConfig,
     LatentConfig,
@@ -43,8 +44,8 @@ from pronk.kernels.library import (
 from pronk.kernels.rounding import round_weights
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.linear import AnyWeight, Experts, Linear, Norm, WeightLayout
+from pronk.models.program import Program
 from pronk.sampling.noise import gumbel_noise, noise_key
 from pronk.sampling.tree import TokenTree
 
@@ -142,7 +143,7 @@ def _check_products(kernels: Kernels, dtype: DType) -> Iterator[str]:
 
 
 def _linear(kernels: Kernels, weight: AnyWeight) -> Linear:
-    return Linear(KernelBackend(kernels), weight, None, WeightLayout(), None)
+    return Linear(kernels, weight, None, WeightLayout(), None)
 
 
 def _check_product(linear: Linear, x: Array, weight: Array, tolerance: float) -> Iterator[str]:
@@ -326,22 +327,21 @@ class _LayerRunner:
         weights: dict[str, Array],
         kv_dtype: DType | None,
     ) -> None:
-        backend = KernelBackend(kernels)
         self.dtype = weights["out"].dtype
-        self.decoder = Decoder(config, backend)
+        self.decoder = Decoder(config, kernels)
         layer: Layer = self.decoder.layers[0]
         for name, weight in weights.items():
             experts = getattr(layer, name, None)
             if isinstance(experts, Experts):
                 for number, matrix in enumerate(weight):
-                    experts.set(number, Linear(backend, matrix, None, experts.layout, None))
+                    experts.set(number, Linear(kernels, matrix, None, experts.layout, None))
             elif name in ("filter", "skip"):
                 setattr(layer, name, weight)
             elif name == "decay":
                 layer.decay_rate = -np.abs(weight[0].astype(np.float32))
                 layer.decay_bias = weight[1].astype(np.float32)
             else:
-                setattr(layer, name, Linear(backend, weight, None, layer.layout(name), None))
+                setattr(layer, name, Linear(kernels, weight, None, layer.layout(name), None))
         layer.attention_norm = layer.mlp_norm = Norm.of(config, np.ones(config.hidden_size))
         if config.recurrent is not None:
             is_last = config.recurrent.norm == "after_gate"
@@ -349,8 +349,13 @@ class _LayerRunner:
             layer.mixer_norm = Norm.of(config, np.ones(size))
         if config.latent is not None:
             layer.kv_a_norm = Norm(np.ones(config.latent.rank, FLOAT32), None, config.norm_eps)
-        self.cache = backend.make_cache(
-            config, num_blocks=8, block_size=16, dtype=self.dtype, kv_dtype=kv_dtype
+        self.cache = PagedCache(
+            config,
+            num_blocks=8,
+            block_size=16,
+            dtype=self.dtype,
+            kernels=kernels,
+            kv_dtype=kv_dtype,
         )
         self.block_table = BlockTable()
 
@@ -365,7 +370,7 @@ class _LayerRunner:
         stop = length + len(tree)
         num_final = stop if tree.main_chain == len(tree) else 0
         batch = ForwardBatch([BatchEntry(self.block_table, tree, num_final=num_final)])
-        program = self.decoder.backend.program(config.hidden_size, self.dtype, self.cache)
+        program = Program(self.decoder.kernels, config.hidden_size, self.dtype, self.cache)
         program.embed(self.decoder)
         self.decoder.layers[0].compile(program, 0)
         out = np.empty((len(tree), config.hidden_size), self.dtype)

@@ -13,10 +13,8 @@ import numpy as np
 from pronk.base.arrays import FLOAT32, Array
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.kernels.structures import CClusters, CDraftChain, OnToken
-from pronk.kernels.weights import PackedMatrix
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_program import KernelProgram
 from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
@@ -34,7 +32,7 @@ class LayersResult(NamedTuple):
 
 
 class LayerExecutor:
-    """Runs all layers, or the first ones, as programs of the backend, which are built once."""
+    """Runs all layers, or the first ones, as programs, which are built once."""
 
     # whether forward passes are possible; false after a worker process has been lost
     is_usable = True
@@ -191,9 +189,8 @@ class LayerExecutor:
     def _compile(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
         decoder = self.decoder
         cache = self.cache
-        program = decoder.backend.program(
-            decoder.config.hidden_size, cache.dtype, cache, self.other_caches
-        )
+        hidden = decoder.config.hidden_size
+        program = Program(decoder.kernels, hidden, cache.dtype, cache, self.other_caches)
         program.keeps_states = num_layers == len(decoder.layers)
         program.embed(decoder)
         if decoder.layer_inputs is not None:
@@ -224,8 +221,9 @@ class LayerExecutor:
         """Compile the layers after the last one that stores keys; they read ``collected[0]``."""
         decoder = self.decoder
         config = decoder.config
-        program = decoder.backend.program(
-            config.hidden_size, self.cache.dtype, self.cache, self.other_caches
+        cache = self.cache
+        program = Program(
+            decoder.kernels, config.hidden_size, cache.dtype, cache, self.other_caches
         )
         if decoder.layer_inputs is not None:
             program.embed(decoder)
@@ -315,10 +313,8 @@ def draft_chain(
         step_ids = np.empty((max_tokens, size), np.int32)
         ids_of_steps = iter(step_ids)
         cluster_logits = np.empty(size, FLOAT32)
-        packed = [linear.packed for linear in clusters.linears]
-        structs = [each.struct for each in packed if isinstance(each, PackedMatrix)]
+        structs = [linear.packed.struct for linear in clusters.linears]
         addresses = np.array([ctypes.addressof(struct) for struct in structs], np.uintp)
-        assert isinstance(clusters.program, KernelProgram), "expected a program of the kernels"
         second = CClusters(
             op=clusters.program.first_op(),
             clusters=addresses.ctypes.data,
@@ -343,7 +339,6 @@ def draft_chain(
     assert in_library is not None, "expected a sampler in the library"
     head_ids = own if clusters is None else clusters.tokens
     assert in_library.counts_all(vocab_size, head_ids), "expected logits of the target's vocabulary"
-    assert isinstance(program, KernelProgram), "expected a program of the kernels, found another"
     assert len(batch.logits_rows) == 1, "expected the logits of the last row"
     params = CDraftChain(
         sampling=ctypes.pointer(in_library.options),

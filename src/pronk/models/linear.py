@@ -1,27 +1,26 @@
-"""Linear layers, whose weights a backend has packed for its matrix products; and norms."""
+"""Linear layers, whose weights are packed for the kernels; and norms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.base.checks import check_choice
-from pronk.base.errors import OptionError, refuse
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
-from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
+from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix, ScaleFormat
 from pronk.checkpoint.gguf.blocks import BlockMatrix
+from pronk.kernels.adapters import PackedAdapter
+from pronk.kernels.library import Kernels
+from pronk.kernels.rounding import round_weights
 from pronk.kernels.weight_cache import WeightCache
+from pronk.kernels.weights import CodedRows, PackedMatrix, pack
+from pronk.models.operations import Operations
 from pronk.models.options import WEIGHTS
-from pronk.models.program import Program
-
-if TYPE_CHECKING:
-    from pronk.models.backend import AnyMatrix, Backend, Matrix
-
 
 # Weight ``[outputs, inputs]`` of a linear layer as a checkpoint has it: floats, or quantized.
 AnyWeight = Array | QuantizedMatrix | BlockMatrix
@@ -78,26 +77,26 @@ class Linear:
 
     def __init__(
         self,
-        backend: Backend,
-        weight: AnyMatrix,
+        kernels: Kernels,
+        weight: AnyWeight | CodedRows,
         bias: Array | None,
         layout: WeightLayout,
         cache: WeightCache | None,
     ) -> None:
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
-        self.backend = backend
+        self.kernels = kernels
         self.layout = layout
         self.scale: float = 1.0  # number by which the outputs are multiplied
         # c in ``c · tanh(output / c)``, which limits the outputs; ``None``: no limit
         self.cap: float | None = None
         # For each adapter of the model, by the adapter's number: what the adapter adds to this
         # layer, packed. ``None``: the adapter leaves this layer unchanged.
-        self.adapters: list[Any] = []
-        self.packed: Matrix = backend.pack(
-            weight, bias, unit=layout.unit, gated=layout.gated, cache=cache
+        self.adapters: list[PackedAdapter | None] = []
+        self.packed: PackedMatrix = pack(
+            kernels, weight, bias, unit=layout.unit, gated=layout.gated, cache=cache
         )
-        self._programs: dict[np.dtype[np.generic], Program] = {}
+        self._programs: dict[DType, Operations] = {}
 
     @property
     def parts(self) -> Sequence[Linear]:
@@ -112,9 +111,20 @@ class Linear:
 
         Its weights are copies in the packed format, without rounding. It has no adapters.
         """
+        return self._with(self.packed.take_outputs(rows))
+
+    def slice_outputs(self, start: int, stop: int) -> Linear:
+        """Return a layer with the outputs ``start .. stop - 1``, as a view, without adapters.
+
+        See :meth:`PackedMatrix.slice_outputs` for the conditions.
+        """
+        return self._with(self.packed.slice_outputs(start, stop))
+
+    def _with(self, packed: PackedMatrix) -> Linear:
+        """Return a copy of this layer with some of its outputs."""
         taken = copy(self)
-        taken.packed = self.packed.take_outputs(rows)
-        taken.out_features = len(rows)
+        taken.packed = packed
+        taken.out_features = packed.shape[0]
         taken.adapters = []
         taken._programs = {}  # noqa: SLF001 - of the copy
         return taken
@@ -127,7 +137,7 @@ class Linear:
         )
         dtype = BFLOAT16 if x.dtype == BFLOAT16 else FLOAT32
         if dtype not in self._programs:
-            program = self.backend.program(self.in_features, dtype)
+            program = Operations(self.kernels, self.in_features, dtype)
             program.linear(self, to="logits")
             self._programs[dtype] = program
         y = np.empty((len(x), self.out_features), np.float32)
@@ -141,6 +151,9 @@ class StackedLinear:
 
     The layers are separate because the formats of their weights may differ.
     """
+
+    scale = 1.0  # as :attr:`Linear.scale`
+    cap = None  # as :attr:`Linear.cap`
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.parts = tuple(parts)
@@ -184,15 +197,15 @@ class Experts:
 
 
 def choose_linear(
-    backend: Backend,
+    kernels: Kernels,
     weights: str = "plain",
     release: Callable[[], None] = lambda: None,
     cache: WeightCache | None = None,
 ) -> LinearFactory:
-    """Return a function that packs a weight for ``backend`` and returns the linear layer.
+    """Return a function that packs a weight and returns the linear layer.
 
     Args:
-        backend: backend that computes the layers.
+        kernels: the kernels that compute the layers.
         weights: ``"plain"`` keeps the precision of the checkpoint. ``"int8"`` and ``"int4"``
             quantize the weights that are not quantized in the checkpoint, the LM head always to 8
             bits.
@@ -201,20 +214,41 @@ def choose_linear(
         cache: packed weights of earlier loads, which are reused; newly packed weights are added.
 
     Raises:
-        OptionError: ``weights`` is unknown, or quantizes without pronk's kernels.
+        OptionError: ``weights`` is unknown.
     """
     check_choice("weights", weights, WEIGHTS)
-    if weights != "plain" and not backend.keeps_quantized:
-        refuse(
-            "weights",
-            f"expected pronk's kernels for {weights}, found {backend}; use plain",
-            OptionError,
-        )
 
     def build(weight: AnyWeight, bias: Array | None, layout: WeightLayout) -> Linear:
         if weights == "plain" or layout.exact or not isinstance(weight, np.ndarray):
-            return Linear(backend, weight, bias, layout, cache)
+            return Linear(kernels, weight, bias, layout, cache)
         bits: Bits = 4 if weights == "int4" and not layout.head else 8
-        return Linear(backend, backend.quantize(weight, bits, release), bias, layout, None)
+        rounded = _LazyCodedRows(kernels, weight, bits, release)
+        return Linear(kernels, rounded, bias, layout, None)
 
     return build
+
+
+@dataclass(frozen=True)
+class _LazyCodedRows:
+    """An unquantized matrix that is quantized slice by slice while :func:`pack` reads it.
+
+    So the quantized codes of the whole matrix are never in memory at once.
+    """
+
+    kernels: Kernels
+    weight: Array
+    bits: Bits
+    release: Callable[[], None]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        return ScaleFormat(FLOAT32, zeros=False)
+
+    def slice_outputs(self, start: int, stop: int) -> QuantizedMatrix:
+        quantized = round_weights(self.kernels, self.weight[start:stop], self.bits)
+        self.release()
+        return quantized

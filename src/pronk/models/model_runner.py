@@ -1,6 +1,6 @@
 """Runs forward passes of a model over the draft trees of a batch of requests.
 
-The layers and the LM head are one program of the backend (:mod:`pronk.models.layer_executor`).
+The layers and the LM head are one program (:mod:`pronk.models.layer_executor`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ class ForwardResult(NamedTuple):
 
 
 class ModelRunner:
-    """Runs forward passes of one model and measures their durations."""
+    """Runs forward passes of one model and measures their durations.
+
+    Attributes:
+        exact: whether the bits of a row's logits depend on its own text alone, in every batch.
+    """
+
+    exact = True
 
     def __init__(
         self,
@@ -73,13 +79,11 @@ class ModelRunner:
         self.clock = clock
         self.cost_model = CostModel(*fixed_costs(decoder, cache.state_bytes))
         self.dtype = cache.dtype
-        self.exact = decoder.backend.exact  # whether a row's logits are bit-equal in every batch
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, other_caches)
         # Whether :meth:`draft_chain` is available. It is not if several processes share each
         # forward pass, nor if rotations depend on the length of the prompt.
-        is_alone = executor is None and not self._executor.has_dynamic_rope
-        self.supports_draft_chain = decoder.backend.drafts_chains and is_alone
+        self.supports_draft_chain = executor is None and not self._executor.has_dynamic_rope
         # program of the final norm, built at the first call of :meth:`final_norm`
         self._final_norm: Program | None = None
 
@@ -129,9 +133,8 @@ class ModelRunner:
     def final_norm(self, rows: Array) -> Array:
         """Apply the final norm to outputs of the last layer, ``[rows, hidden]``, in their dtype."""
         if self._final_norm is None:
-            self._final_norm = self.decoder.backend.program(
-                self.decoder.config.hidden_size, self.dtype
-            )
+            decoder = self.decoder
+            self._final_norm = Program(decoder.kernels, decoder.config.hidden_size, self.dtype)
             self._final_norm.norm(self.decoder.norm)
         states = np.array(rows, order="C")  # a copy, which the program overwrites
         self._final_norm.run(None, states)

@@ -43,8 +43,8 @@ class ModelOptions:
     device: Annotated[
         str,
         Option(
-            "Device that the model runs on, for example cpu or cuda.",
-            details="A torch device needs the extra ``torch``.",
+            "Device that the model runs on: cpu, or one that an installed package adds.",
+            details="Packages add devices by entry points (:mod:`pronk.base.guests`).",
         ),
     ] = "cpu"
     dtype: Annotated[
@@ -128,8 +128,7 @@ class ModelOptions:
         str,
         Option(
             "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, "
-            "avx512, avx2 or portable. torch: torch's operators, with the extra torch.",
-            details='With ``"torch"``, the text may depend on the batch and the drafter.',
+            "avx512, avx2 or portable.",
         ),
     ] = "auto"
     bits: Annotated[

@@ -56,7 +56,6 @@ class WeightPlacer:
         self.split = split
         self.dtype = dtype
         self.linear = linear
-        self._keep_quantized = decoder.backend.keeps_quantized
         self._num_unfused = 0
 
     @property
@@ -133,8 +132,6 @@ class WeightPlacer:
         blocks = self._blocks([source], WeightLayout(head=True))
         if blocks is None:
             stored = self._read(source, mapped_zeros(source.shape, UINT8))
-            if not self._keep_quantized:
-                return self._stack([stored])
         weight = stored if blocks is None else blocks[0]
         self.decoder.table = self._pack(weight, None, WeightLayout(head=True))
         return np.empty((0, source.shape[1]), self.dtype)
@@ -206,7 +203,7 @@ class WeightPlacer:
 
         The kernels take one matrix of one type, except in layers that may have several.
         """
-        if not self._keep_quantized or self.split is not None:
+        if self.split is not None:
             return None
         matrices = [self.inventory.blocks(source) for source in sources]
         stacked = list[BlockMatrix]()
@@ -240,7 +237,7 @@ class WeightPlacer:
             weights, codes = self._shard_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
         runs = [slice(0, len(weights))]
-        if self._keep_quantized and layout.several:
+        if layout.several:
             runs = fusible_runs(weights)
         fused = list[_Matrix]()
         for run in runs:
@@ -267,7 +264,7 @@ class WeightPlacer:
         Otherwise it is dequantized.
         """
         quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
-        if self._keep_quantized and quantized:
+        if quantized:
             stacked = stack_matrices(quantized, codes) if len(quantized) == len(weights) else None
             if stacked is not None:
                 return stacked

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from pronk import __version__
+from pronk import BITS, __version__
 from pronk.base.errors import OptionError, refuse
 from pronk.cache.block_store import BlockStore
 from pronk.cache.budget import parse_memory
@@ -17,7 +17,7 @@ from pronk.cache.options import CacheOptions
 from pronk.cache.prompt_cache import PromptCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, file_identity
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels, arithmetic_digest
 
 _DEFAULT_SIZE = "4GiB"
 _READ_BYTES = 1 << 24  # bytes of a file that are read at a time
@@ -27,7 +27,7 @@ def open_prompt_cache(
     options: CacheOptions,
     model: Path | GgufCheckpoint,
     config: ModelConfig,
-    backend: Backend,
+    kernels: Kernels,
     *,
     split: bool,
     **settings: object,
@@ -55,12 +55,9 @@ def open_prompt_cache(
     if not (isinstance(folder, str | Path) and str(folder)):
         refuse("prompt_cache", f"expected a folder, found {folder!r}", OptionError)
     num_bytes = parse_memory(_DEFAULT_SIZE if size is None else size, "prompt_cache_size")
-    if not backend.exact or split:
-        found = f"{backend.name}, with which keys and values depend on the batch"
-        if split:
-            found = "tensor parallelism"
+    if split:
         msg = (
-            f"prompt_cache: expected pronk's kernels and no tensor parallelism, found {found}; "
+            "prompt_cache: expected a process that has whole blocks, found tensor parallelism; "
             "leave the option out"
         )
         raise OptionError(msg)
@@ -75,9 +72,23 @@ def open_prompt_cache(
     # The context changes no block: the divisors of longrope that it selects are in the RoPE
     # configuration.
     identity = replace(config, context=0).digest
-    parts = {"version": __version__, "config": identity, "arithmetic": backend.digest} | settings
+    parts = {
+        "version": __version__,
+        "config": identity,
+        "arithmetic": _arithmetic(kernels),
+    } | settings
     key = repr([_content_digest(store, model), *sorted(parts.items())])
     return PromptCache(store, key)
+
+
+def _arithmetic(kernels: Kernels) -> str:
+    """Return what determines the bits of keys and values besides the model.
+
+    Portable bits do not depend on the processor.
+    """
+    if kernels.bits == "portable":
+        return f"portable bits of version {BITS}"
+    return arithmetic_digest(kernels)
 
 
 def _content_digest(store: BlockStore, model: Path | GgufCheckpoint) -> str:

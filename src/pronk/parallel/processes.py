@@ -74,7 +74,7 @@ class WorkerGroup:
         self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
         # Class of the driver's KV pool.
-        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
+        self.pool: Callable[..., PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
         """End the workers that the driver has spawned; a second call does nothing."""

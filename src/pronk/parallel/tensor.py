@@ -31,8 +31,8 @@ from pronk.backends import (
     ForwardBatch,
     LayerExecutor,
     LayersResult,
+    Linear,
     LinearOutput,
-    PackedMatrix,
     PagedCache,
     Program,
     TensorSplit,
@@ -268,9 +268,8 @@ class TensorParallelExecutor(LayerExecutor):
 
         def make() -> Program:
             decoder = self.decoder
-            program = decoder.backend.program(
-                decoder.config.hidden_size, self.cache.dtype, self.cache
-            )
+            hidden = decoder.config.hidden_size
+            program = Program(decoder.kernels, hidden, self.cache.dtype, self.cache)
             if stage == "embed":
                 program.embed(decoder)
             elif stage == "attention":
@@ -293,14 +292,11 @@ class TensorParallelExecutor(LayerExecutor):
         return self._cached_program((stage, index), make)
 
     @cached_property
-    def _own_head(self) -> PackedMatrix:
+    def _own_head(self) -> Linear:
         head = self.decoder.head
         tokens = self.split.tokens(self.split.rank)
-        assert isinstance(head.packed, PackedMatrix), (
-            "expected weights packed for the kernels, found others"
-        )
         whole = head.out_features == self.split.config.vocab_size
-        return head.packed.slice_outputs(tokens.start, tokens.stop) if whole else head.packed
+        return head.slice_outputs(tokens.start, tokens.stop) if whole else head
 
 
 def serve_layer_commands(peer: PeerConnection, executor: TensorParallelExecutor) -> None:

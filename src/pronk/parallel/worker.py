@@ -22,7 +22,8 @@ from pronk.backends import (
     ModelRunner,
     PagedCache,
     TensorSplit,
-    choose_backend,
+    choose_kernels,
+    compute_dtype,
     set_threads,
 )
 from pronk.base import ConnectionLostError, describe_error
@@ -71,17 +72,17 @@ class WorkerSettings(dict[str, Any]):
         config = self.read_config()
         dtype = DTYPES[self["dtype"]]
         split = self.split(rank, config)
-        backend = choose_backend(self["kernels"], "cpu", config, dtype, self["bits"])
+        kernels = choose_kernels(self["kernels"], self["bits"])
         decoder = load_decoder(
-            folder, config, dtype=dtype, backend=backend, weights=self["weights"], split=split
+            folder, config, dtype=dtype, kernels=kernels, weights=self["weights"], split=split
         )
         cache = (PagedCache if split is None else SplitCache)(
             config if split is None else split.shard_config,
             num_blocks=1,
             block_size=BLOCK_SIZE,
-            dtype=backend.compute_dtype(dtype),
+            dtype=compute_dtype(dtype),
             kv_dtype=INT8 if self["kv_dtype"] == "int8" else None,
-            kernels=backend.kernels,
+            kernels=kernels,
         )
         return decoder, cache, split
 
@@ -191,8 +192,8 @@ class WorkerLoop:
     def _sample(self, rows: WorkRows, logits: Array) -> list[int]:
         """Return a token for each logits row, or an empty list if the driver has to sample."""
         entry = rows.entry
-        kernels = self.runner.decoder.backend.kernels
-        if entry.stateless_sampler is None or kernels is None:
+        kernels = self.runner.decoder.kernels
+        if entry.stateless_sampler is None:
             return []
         first = entry.block_table.length + 1
         depths = entry.tree.depths
@@ -249,8 +250,8 @@ def model_properties(
         "model": str(Fingerprint.of(Path(settings["model"]))),
         "config": settings.read_config().digest,
         "weights": settings["weights"],
-        "kernels": decoder.backend.name,
-        "bits": decoder.backend.bits,
+        "kernels": decoder.kernels.name,
+        "bits": decoder.kernels.bits,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",
         "parallel": settings["parallel"],
     }

@@ -9,8 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.torch import capped_attention
 from pronk.train.modules.decoder import Attend, DecoderModule, Rope, apply_rope
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """Return attention with a soft cap of the scores, ``[…, rows, d]``.
+
+    Args:
+        q: queries ``[…, rows, d]``.
+        k: keys ``[…, keys, d]``.
+        v: values ``[…, keys, d]``.
+        mask: whether a row sees a key, bool ``[rows, keys]``.
+        cap: soft cap ``c``: a score ``s`` becomes ``c · tanh(s / c)``.
+    """
+    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    scores = cap * torch.tanh(scores / cap)
+    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)
+    return weights.to(v.dtype) @ v
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class DenseAttention:
             group = q.shape[1] // k.shape[1]
             k = k.repeat_interleave(group, dim=1)
             v = v.repeat_interleave(group, dim=1)
-            out = capped_attention(q, k, v, mask, q.shape[-1] ** -0.5, self.cap)
+            out = _capped_attention(q, k, v, mask, self.cap)
         else:
             out = F.scaled_dot_product_attention(
                 q, k, v, mask, is_causal=mask is None, enable_gqa=True

@@ -39,7 +39,7 @@ from pronk.checkpoint import (
 )
 from pronk.lab import HeadsShape, TrainedDrafter
 from pronk.text import Tokenizer
-from pronk.torch import to_tensor
+from pronk.train.convert import to_tensor
 from pronk.train.corpus.encoder import Encoder
 from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule

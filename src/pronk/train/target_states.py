@@ -18,7 +18,7 @@ from pronk import OptionError, TokenTree
 from pronk.backends import BatchEntry, BlockTable, ForwardBatch
 from pronk.base import convert_write_errors, replace_file, size_texts
 from pronk.drafting import Target
-from pronk.torch import to_tensor
+from pronk.train.convert import to_tensor
 
 _CHUNK = 512  # maximum number of tokens of a forward pass
 

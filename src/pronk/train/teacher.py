@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pronk import LLM
 from pronk.checkpoint import Fingerprint, is_gguf, parse_dtype, resolve_model, tiny_model
-from pronk.torch import torch_dtype
+from pronk.train.convert import torch_dtype
 from pronk.train.corpus.encoder import Encoder
 from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule, load_module

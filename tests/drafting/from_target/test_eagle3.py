@@ -4,7 +4,7 @@ after cache hits.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from engine.test_rejection_distribution import (
 )
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.cache.budget import KVBudget
+from pronk.cache.paged import PagedCache
 from pronk.drafting import Proposer, make_drafter
 from pronk.drafting.from_target._eagle_runner import EagleRunner
 from pronk.drafting.from_target.eagle3 import Eagle3Proposer
@@ -338,7 +339,7 @@ def test_reading_a_text_is_measured(prompts: list[list[int]]) -> None:
 def test_the_features_take_memory_while_the_head_exists() -> None:
     decoder = bigram_decoder()
     budget = KVBudget("4MB", 4)
-    cache_ = budget.add(decoder.config, FLOAT32, decoder.backend.make_cache)
+    cache_ = budget.add(decoder.config, FLOAT32, partial(PagedCache, kernels=decoder.kernels))
     engine = Engine(Target(ModelRunner(decoder, cache_), budget=budget), BatchOptions())
     plain = cache_.bytes_per_token
     proposer = make_drafter(copying("eagle3")).bind(engine.target)

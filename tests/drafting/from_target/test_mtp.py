@@ -403,9 +403,8 @@ def test_tokens_of_the_users_texts(files: Files, tmp_path: Path) -> None:
         make_drafter("mtp(draft_vocab=9, draft_text='nothing')").bind(engine.target)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
-def test_eagle3_heads_are_trimmed_alike(packed: bool) -> None:
-    engine = make_engine(bigram_decoder(packed=packed))
+def test_eagle3_heads_are_trimmed_alike() -> None:
+    engine = make_engine(bigram_decoder())
     drafter = bind(engine, f"eagle3(model={copying_folder()!r}, draft_vocab=40)")
     requests = [make_request([1, 2, 3], SamplingParams(max_tokens=20), drafter)]
     run(engine, requests)

@@ -24,7 +24,7 @@ from oracle import DenseModel, to_array, torch_dtype
 from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.models.decoder import Decoder
 from pronk.models.linear import WeightLayout, choose_linear
-from tiny_models import VOCAB, decoder_of, make_backend, tiny_module
+from tiny_models import VOCAB, decoder_of, kernels, tiny_module
 
 LAYERS = 4  # of the targets
 HIDDEN = 64
@@ -421,17 +421,17 @@ def bigram_module(dtype: DType = FLOAT32, *, calm: float = 0.002) -> DenseModel:
 
 @cache
 def bigram_decoder(
-    dtype: DType = FLOAT32, *, packed: bool = True, weights: str = "plain", calm: float = 0.002
+    dtype: DType = FLOAT32, *, weights: str = "plain", calm: float = 0.002
 ) -> Decoder:
     """Return the decoder of :func:`bigram_module`."""
-    return decoder_of(bigram_module(dtype, calm=calm), make_backend(dtype, packed=packed), weights)
+    return decoder_of(bigram_module(dtype, calm=calm), kernels(), weights)
 
 
 @cache
 def decoder_with_table() -> Decoder:
     """Return :func:`bigram_decoder` with an embedding of 8 bits, as in GGUF files."""
     decoder = copy(bigram_decoder())
-    linear = choose_linear(decoder.backend, "int8")
+    linear = choose_linear(decoder.kernels, "int8")
     decoder.table = linear(decoder.embedding, None, WeightLayout(head=True))
     decoder.embedding = np.empty((0, HIDDEN), np.float32)
     return decoder

@@ -6,7 +6,7 @@ import pytest
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafting import TwoStageHead
 from pronk.models.linear import Linear, WeightLayout, choose_linear
-from tiny_models import make_backend
+from tiny_models import kernels
 
 HIDDEN = 32
 CLUSTERS = 7
@@ -20,7 +20,7 @@ ROWS = dice.standard_normal((6, HIDDEN)).astype(np.float32)
 
 
 def linear(weight: Array, dtype: DType = FLOAT32, weights: str = "plain") -> Linear:
-    build = choose_linear(make_backend(dtype), weights)
+    build = choose_linear(kernels(), weights)
     return build(weight.astype(dtype), None, WeightLayout(head=True))
 
 

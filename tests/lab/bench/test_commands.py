@@ -5,7 +5,6 @@ bench``.
 import io
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from parallel.dealt import partition_randomly
 from pronk.cli.main import main
-from pronk.kernels.library import CHOICES, KernelsError, candidates
+from pronk.kernels.library import CHOICES, candidates
 from pronk.lab.bench import machine, measure, render
 from pronk.lab.bench.measure import Bench
 from tiny_models import kernels
@@ -63,13 +62,12 @@ def test_help_names_all_kernels(run: Run, command: str) -> None:
 def test_unknown_kernels_are_refused(run: Run, args: tuple[str, ...]) -> None:
     code, out, err = run(*args, "--kernels", "sse")
     expected = (
-        "kernels: expected one of auto, portable, avx2, avx512, avx512_bf16, amx, torch, "
-        "found 'sse'"
+        "kernels: expected one of auto, portable, avx2, avx512, avx512_bf16, amx, found 'sse'"
     )
     assert (code, out, err) == (2, "", f"pronk: error: {expected}\n")
 
 
-@pytest.mark.parametrize("choice", ["auto", OTHER_KERNELS, "torch"])
+@pytest.mark.parametrize("choice", ["auto", OTHER_KERNELS])
 def test_the_figures_of_an_answer_name_the_kernels(run: Run, choice: str) -> None:
     used = kernels().name if choice == "auto" else choice
     asked = ("generate", "x =", "--max-tokens", 3, "--stats", "--kernels", choice)
@@ -104,8 +102,7 @@ def test_a_benchmark_names_the_kernels(run: Run, tmp_path: Path) -> None:
         assert f"kernels {used}" in out
 
 
-@pytest.mark.parametrize(("choice", "exact"), [(OTHER_KERNELS, True), ("torch", False)])
-def test_a_verification_names_the_kernels(run: Run, choice: str, *, exact: bool) -> None:
+def test_a_verification_names_the_kernels(run: Run) -> None:
     few = (
         "--limit",
         1,
@@ -116,21 +113,9 @@ def test_a_verification_names_the_kernels(run: Run, choice: str, *, exact: bool)
         "--drafter",
         "prompt_lookup(min_ngram=1)",
     )
-    _, out, _ = run("verify", *few, "--kernels", choice, "--json", "-")
+    _, out, _ = run("verify", *few, "--kernels", OTHER_KERNELS, "--json", "-")
     report = json.loads(out)
-    assert (report["kernels"], report["exact"]) == (choice, exact)
-
-
-def test_missing_kernels_are_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: str, *, bits: str) -> None:
-        raise KernelsError("found no compiled kernels")
-
-    monkeypatch.setattr("pronk.models.choice.load_kernels", none)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats")
-    assert err.startswith("pronk: warning: found no compiled kernels; torch computes instead")
-    assert err.endswith(" · kernels torch\n")
+    assert (report["kernels"], report["exact"]) == (OTHER_KERNELS, True)
 
 
 @pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])

@@ -12,7 +12,6 @@ import pytest
 
 from pronk.lab.bench import machine
 from pronk.lab.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
-from pronk.models.kernel_backend import KernelBackend
 from tiny_models import kernels
 from waiting import HUNG
 
@@ -67,11 +66,10 @@ def test_the_bandwidth_buffer_is_resident() -> None:
     The test uses a new process, because the buffer could reuse memory of earlier tests.
     """
     code = """
-        from lab.bench.test_machine import KernelBackend, MIB, BandwidthMeter, kernels, machine, machine_resident
+        from lab.bench.test_machine import MIB, BandwidthMeter, kernels, machine, machine_resident
         machine._BUFFER_BYTES = 64 * MIB
-        backend = KernelBackend(kernels())
         before = machine_resident()
-        meter = BandwidthMeter(backend)
+        meter = BandwidthMeter(kernels())
         print(machine_resident() - before, meter.nbytes, meter.measure())
     """
     command = [sys.executable, "-c", dedent(code)]
@@ -88,7 +86,7 @@ def test_bandwidth_is_the_best_of_three(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 1000)
     clock = iter([0.0, 4.0, 10.0, 12.0, 20.0, 25.0])
     monkeypatch.setattr(machine, "perf_counter", lambda: next(clock))
-    assert BandwidthMeter(KernelBackend(kernels())).measure() == 500.0
+    assert BandwidthMeter(kernels()).measure() == 500.0
 
 
 def test_fields_of_the_hardware() -> None:

@@ -17,8 +17,8 @@ from pronk.engine.request import Request
 from pronk.lab.drafters.kangaroo import KangarooProposer
 from pronk.models.cost_model import CostCurve
 from pronk.models.decoder import Decoder
-from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features
+from pronk.train.convert import to_array
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule
 from pronk.train.students import dense_adapter

@@ -33,8 +33,8 @@ from pronk.models.loader import Fingerprint
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
-from pronk.torch.convert import to_array
 from pronk.train.attention import dense_hidden
+from pronk.train.convert import to_array
 from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder
 from train.tiny_modules import tiny_module
 

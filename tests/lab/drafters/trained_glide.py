@@ -16,8 +16,8 @@ from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import Array
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.glide import GlideShape
-from pronk.torch.convert import to_array
 from pronk.train.attention import compute_features, dense_hidden, dense_logits
+from pronk.train.convert import to_array
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import GlideDecoderModule

@@ -15,11 +15,8 @@ from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import FLOAT32, DType
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.kangaroo import KangarooShape
-from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder
-from pronk.models.kernel_backend import KernelBackend
-from pronk.torch.backend import TorchBackend
-from pronk.torch.convert import torch_dtype
+from pronk.train.convert import torch_dtype
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule
@@ -50,10 +47,9 @@ def calm_module(
 
 
 @cache
-def calm_decoder(dtype: DType = FLOAT32, *, packed: bool = True, **options: Any) -> Decoder:
+def calm_decoder(dtype: DType = FLOAT32, **options: Any) -> Decoder:
     """Return the decoder of :func:`calm_module`, for the kernels or for torch."""
-    backend: Backend = KernelBackend(kernels()) if packed else TorchBackend("cpu", dtype)
-    return decoder_of(calm_module(dtype, **options), backend)
+    return decoder_of(calm_module(dtype, **options), kernels())
 
 
 @cache

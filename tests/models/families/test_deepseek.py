@@ -18,10 +18,9 @@ from latent_models import BLOCKS, FAMILIES, write_gguf
 from models.test_loader import load
 from models.test_quantized_loading import warned
 from pronk import LLM, SamplingParams
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import Array
 from pronk.base.errors import ConfigError, OptionError
 from pronk.checkpoint.config import LatentConfig, ModelConfig
-from pronk.models.choice import open_torch
 from pronk.models.families import parse_config
 from pronk.models.linear import Experts, Linear, StackedLinear
 from pronk.models.loader import read_config
@@ -157,16 +156,9 @@ def test_refusals(values: dict[str, Any], message: str) -> None:
         parse(**values)
 
 
-def test_torch_and_several_processes_are_refused(checkpoint: MakeCheckpoint) -> None:
-    folder = checkpoint("deepseek_v2")
-    with pytest.raises(OptionError, match="latent attention of deepseek_v2, found kernels='torch'"):
-        LLM(folder, kernels="torch")
-    config = read_config(folder)
-    backend = open_torch("cpu", FLOAT32, "tests")
-    with pytest.raises(OptionError, match="latent attention of deepseek_v2"):
-        backend.for_model(config, FLOAT32)
+def test_several_processes_are_refused(checkpoint: MakeCheckpoint) -> None:
     with pytest.raises(OptionError, match="expected 1 for a model with latent attention"):
-        LLM(folder, workers=2)
+        LLM(checkpoint("deepseek_v2"), workers=2)
 
 
 def logits_of(path: Path, tokens: list[int] = TOKENS) -> Array:

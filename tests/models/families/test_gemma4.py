@@ -32,7 +32,6 @@ from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import RopeConfig
 from pronk.models.families import parse_config
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.kernel_backend import KernelBackend
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
@@ -328,8 +327,8 @@ def test_rows_of_a_quantized_table_stay_in_the_file(
     folder = checkpoint("gemma4_text", **BLOCKS)
     path = write_gguf(folder, tmp_path / "a.gguf", kinds, twin=twin)
     file = GgufCheckpoint(path)
-    backend = KernelBackend(kernels())
-    decoder = load_decoder(file, read_config(path), dtype=FLOAT32, backend=backend)
+    by = kernels()
+    decoder = load_decoder(file, read_config(path), dtype=FLOAT32, kernels=by)
     assert decoder.layer_inputs is not None
     table = decoder.layer_inputs.table
     assert isinstance(table, BlockMatrix)
@@ -339,7 +338,7 @@ def test_rows_of_a_quantized_table_stay_in_the_file(
     rows = np.array([299, 0, 17], np.int32)
     assert np.array_equal(table.dequantize_rows(rows), stored[rows])
     # The kernels dequantize by the same rule.
-    exact = load_decoder(twin, read_config(twin), dtype=FLOAT32, backend=backend)
+    exact = load_decoder(twin, read_config(twin), dtype=FLOAT32, kernels=by)
     assert np.array_equal(text_logits(decoder, TOKENS), text_logits(exact, TOKENS))
 
 

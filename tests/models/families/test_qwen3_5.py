@@ -16,15 +16,13 @@ from covering import covering
 from gguf_files import QUANTIZED
 from models.test_loader import load
 from models.test_quantized_loading import warned
-from pronk import LLM
 from pronk.base.arrays import BFLOAT16, Array
-from pronk.base.errors import CheckpointError, ConfigError, OptionError
+from pronk.base.errors import CheckpointError, ConfigError
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.checkpoint.rope import RopeConfig
 from pronk.checkpoint.rows import HeadRows
 from pronk.kernels.weight_cache import WeightCache
-from pronk.models.choice import open_torch
 from pronk.models.families import parse_config
 from pronk.models.families.qwen3_5 import FAMILIES as ALL
 from pronk.models.gguf_config import parse_architecture
@@ -340,20 +338,6 @@ def test_a_missing_tensor_is_named(checkpoint: MakeCheckpoint, tmp_path: Path) -
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match=r"missing tensors: layers.0.self_attn.q_proj.weight"):
         load(folder)
-
-
-@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"device": "cuda"}])
-def test_torch_is_refused(options: dict[str, Any], checkpoint: MakeCheckpoint) -> None:
-    expected = r"kernels: expected pronk's kernels for the recurrent layers of qwen3_5_text, found "
-    with pytest.raises(OptionError, match=expected) as caught:
-        LLM(checkpoint("qwen3_5_text"), **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_torch_refuses_a_draft_model(checkpoint: MakeCheckpoint) -> None:
-    backend = open_torch("cpu", BFLOAT16, "tests")
-    with pytest.raises(OptionError, match="recurrent layers of qwen3_5_text, found torch on cpu"):
-        backend.for_model(read_config(checkpoint("qwen3_5_text")), BFLOAT16)
 
 
 def test_layers_of_drafters_are_plain() -> None:

@@ -19,7 +19,7 @@ from pronk.kernels.library import KernelsError, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.models import shards
 from pronk.models.loader import read_config
-from pronk.torch.convert import to_array, to_tensor
+from pronk.train.convert import to_array, to_tensor
 from pronk.train.modules.decoder import load_module
 from pronk.train.quantization import checkpoint as module
 from pronk.train.quantization.checkpoint import QuantizedCheckpoint, quantize

@@ -7,7 +7,6 @@ requests share the passes. Tokens that entered the text since the last proposal 
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from pronk.drafting.shared.stepwise import (
 from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
-from pronk.models.choice import open_torch
+from pronk.models.choice import compute_dtype
 from pronk.models.decoder import forward_weights
 from pronk.models.loader import load_decoder, parse_dtype, read_config
 from pronk.models.model_runner import ModelRunner
@@ -204,13 +203,9 @@ def load_draft_model(
         config = read_config(path)
         translation = _translate(drafter, target, path, config.vocab_size)
         parsed_dtype = parse_dtype(dtype, config)
-        backend = target.decoder.backend.for_model(config, parsed_dtype)
-        if backend is None:
-            reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
-            backend = open_torch("cpu", parsed_dtype, reason)
-            warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
-        decoder = load_decoder(path, config, dtype=parsed_dtype, backend=backend, weights=weights)
-        pool = open_pool(target, config, backend.compute_dtype(parsed_dtype), backend)
+        kernels = target.decoder.kernels
+        decoder = load_decoder(path, config, dtype=parsed_dtype, kernels=kernels, weights=weights)
+        pool = open_pool(target, config, compute_dtype(parsed_dtype))
         runner = ModelRunner(decoder, pool, clock=target.clock)
         relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
         return DraftRunner(runner, translation, target, relative_size)

@@ -65,7 +65,7 @@ class AssistantRunner:
             forward_weights(assistant).nbytes / forward_weights(target.decoder).nbytes
         )
         dtype = target.cache.dtype
-        self._input = assistant.backend.program(target.decoder.config.hidden_size, dtype)
+        self._input = Program(assistant.kernels, target.decoder.config.hidden_size, dtype)
         assistant.compile_input(self._input, target.decoder)
         self._layers: Program | None = None
         self._version = -1  # version of the target's KV pool for which ``_layers`` is compiled
@@ -146,9 +146,8 @@ class AssistantRunner:
         """Program of the layers; it has addresses of the target's KV pool."""
         cache = self.target.cache
         if self._layers is None or self._version != cache.version:
-            self._layers = self.assistant.backend.program(
-                self.assistant.config.hidden_size, cache.dtype, None, [cache]
-            )
+            hidden = self.assistant.config.hidden_size
+            self._layers = Program(self.assistant.kernels, hidden, cache.dtype, None, [cache])
             self.assistant.compile_layers(self._layers)
             self._version = cache.version
         return self._layers

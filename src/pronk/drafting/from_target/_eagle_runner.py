@@ -36,6 +36,7 @@ from pronk.models.decoder import forward_weights
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import HeadClusters, draft_chain
 from pronk.models.linear import Linear
+from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftLogits, DraftToken
 from pronk.sampling.tree import TokenTree
 
@@ -90,16 +91,14 @@ class EagleRunner:
             lambda part, program: head.compile_pass(program, logits=part == 1),
             first=1,
         )
-        self._drafts_chains = (
-            head.backend.drafts_chains and not self.module.pool.config.has_dynamic_rope
-        )
+        self._drafts_chains = not self.module.pool.config.has_dynamic_rope
         config = head.config
-        self._norm = head.backend.program(config.hidden_size, target.cache.dtype)
+        self._norm = Program(head.kernels, config.hidden_size, target.cache.dtype)
         self._norm.norm(None if head.eagle.norm_output else head.norm)
         self._clusters: HeadClusters | None = None
         if head.two_stage_head is not None:
             whole = head.two_stage_head
-            program = head.backend.program(config.hidden_size, target.cache.dtype)
+            program = Program(head.kernels, config.hidden_size, target.cache.dtype)
             head.compile_logits(program, whole.clusters[0])
             self._clusters = HeadClusters(program, whole.clusters, whole.tokens, whole.num_best)
         self.feature = head_feature(head, target.decoder, target.cache.dtype)

@@ -95,7 +95,7 @@ class Gemma4Assistant(Drafter):
         check_needs(self.name, _needs(config), target)
 
         def load_runner() -> AssistantRunner:
-            assistant = load_assistant(folder, config, target.decoder.backend, self.weights)
+            assistant = load_assistant(folder, config, target.decoder.kernels, self.weights)
             return AssistantRunner(target, assistant)
 
         models = target.loaded_models

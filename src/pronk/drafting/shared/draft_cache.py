@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pronk.base.arrays import DType
 from pronk.base.interrupts import uninterrupted
@@ -27,7 +28,6 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.shared.common_prefix import common_prefix_length
 from pronk.drafting.shared.vocabulary.reencoder import Reencoder
 from pronk.drafting.target import Target
-from pronk.models.backend import Backend
 from pronk.sampling.tree import TokenTree
 
 
@@ -172,26 +172,19 @@ class DraftCache:
             self.start = 0
 
 
-def open_pool(
-    target: Target,
-    config: ModelConfig,
-    dtype: DType | None = None,
-    backend: Backend | None = None,
-) -> PagedCache:
+def open_pool(target: Target, config: ModelConfig, dtype: DType | None = None) -> PagedCache:
     """Return a new KV pool for a drafter; it shares the memory budget of the target's pool.
 
-    ``dtype`` and ``backend`` are by default those of the target.
+    ``dtype`` is by default that of the target.
     """
     target_cache = target.cache
-    backend = backend or target.decoder.backend
+    make_pool = partial(PagedCache, kernels=target.decoder.kernels)
     dtype = dtype or target_cache.dtype
     share_prefixes = target_cache.prefix_cache is not None
     if target.budget is not None:
         with target.lock:  # the other KV pools shrink, so no step may run meanwhile
-            return target.budget.add(
-                config, dtype, backend.make_cache, share_prefixes=share_prefixes
-            )
-    return backend.make_cache(
+            return target.budget.add(config, dtype, make_pool, share_prefixes=share_prefixes)
+    return make_pool(
         config,
         num_blocks=target_cache.allocator.num_blocks,
         block_size=target_cache.block_size,

@@ -154,8 +154,9 @@ class ModuleRunner:
             self._programs.clear()
             self._program_version = self.pool.version
         if part not in self._programs:
-            backend = self.target.decoder.backend
-            program = backend.program(self.pool.config.hidden_size, self.pool.dtype, self.pool)
+            kernels = self.target.decoder.kernels
+            hidden = self.pool.config.hidden_size
+            program = Program(kernels, hidden, self.pool.dtype, self.pool)
             self._compile_part(part, program)
             self._programs[part] = program
         return self._programs[part]

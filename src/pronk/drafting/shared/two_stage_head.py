@@ -23,7 +23,7 @@ from pronk.base.arrays import Array
 from pronk.base.errors import refuse
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.tensors import AnyCheckpoint
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels
 from pronk.models.decoder import Decoder
 from pronk.models.linear import Linear
 from pronk.sampling.draft_token import DraftIds, DraftLogits
@@ -96,8 +96,8 @@ class TwoStageDecoder(Decoder):
 
     centroids: Linear
 
-    def __init__(self, config: ModelConfig, backend: Backend) -> None:
-        super().__init__(config, backend)
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+        super().__init__(config, kernels)
         self.two_stage_head: TwoStageHead | None = None
 
     def linears(self) -> Iterator[Linear]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pronk.backends import Backend, KernelsError, candidates, machine_memory, num_threads
+from pronk.backends import Kernels, KernelsError, candidates, machine_memory, num_threads
+from pronk.base.arrays import UINT8, mapped_zeros
 from pronk.lab.bench.peers.engines.memory import peak_memory, reset_peak_memory
 
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
@@ -23,16 +24,19 @@ _BUFFER_BYTES = 2**30  # larger than the caches of today's processors
 class BandwidthMeter:
     """Measures the bandwidth of reading memory, with all threads, on a buffer beyond the caches."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self.nbytes = _BUFFER_BYTES
-        self._read = backend.memory_reader(self.nbytes)
+        self._kernels = kernels
+        self._buffer = mapped_zeros((_BUFFER_BYTES,), UINT8)
+        # the system maps all unwritten pages to one page, which would stay in the processor's cache
+        self._buffer.fill(0)
 
     def measure(self) -> float:
         """Return the read bandwidth in bytes per second, the best of three runs."""
         best = 0.0
         for _ in range(3):
             started = perf_counter()
-            self._read()
+            self._kernels.read(self._buffer)
             best = max(best, self.nbytes / (perf_counter() - started))
         return best
 
@@ -48,10 +52,10 @@ class PeakMemory:
         self.reset: Callable[[], None] = reset_peak_memory
         self._peak: Callable[[], int | None] = peak_memory
         if device.startswith("cuda"):
-            import pronk.torch  # noqa: PLC0415 - torch is optional
+            from torch import cuda  # noqa: PLC0415 - torch is optional
 
-            self.reset = partial(pronk.torch.reset_peak_memory, device)
-            self._peak = partial(pronk.torch.peak_memory, device)
+            self.reset = partial(cuda.reset_peak_memory_stats, device)
+            self._peak = partial(cuda.max_memory_allocated, device)
         self._excluded_bytes = excluded_bytes
 
     def read(self) -> int | None:
@@ -78,9 +82,9 @@ def describe_hardware(device: str) -> dict[str, Any]:
     with suppress(KernelsError):
         description["capability"] = candidates()[0].name
     if device.startswith("cuda"):
-        from pronk.torch import product_name  # noqa: PLC0415 - torch is optional
+        from torch import cuda  # noqa: PLC0415 - torch is optional
 
-        description["accelerator"] = product_name(device)
+        description["accelerator"] = cuda.get_device_name(device)
     return description
 
 

@@ -55,7 +55,8 @@ class Model:
     # Entry ``pronk_inflated`` of config.json: the original of a small model that was padded to a
     # large shape. ``None`` for other models.
     inflated: dict[str, Any] | None = None
-    kernels: str = "torch"  # instruction set of pronk's kernels; "torch": torch's operators
+    # Instruction set of pronk's kernels; "torch": torch's operators, in traces of 0.1.
+    kernels: str = "torch"
     weights: str = ""  # formats of the matrices, most bytes first, such as "int4 in groups of 32"
     weight_bits: float | None = None  # mean bits per parameter of the matrices, scales included
     kv_dtype: str = ""

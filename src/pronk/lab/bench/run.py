@@ -144,7 +144,7 @@ def run(
 
 def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, progress: Progress) -> None:
     with ExitStack() as stack:
-        bandwidth = BandwidthMeter(llm.engine.runner.decoder.backend)
+        bandwidth = BandwidthMeter(llm.engine.runner.decoder.kernels)
         peak = PeakMemory(llm.device, bandwidth.nbytes)
         methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in plan.all_drafters]
         for spec in plan.peers:

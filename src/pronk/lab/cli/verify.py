@@ -137,7 +137,8 @@ def verify(
 
     [bold]Same tokens[/]: each drafter's texts, greedy and sampled, alone and in
     a batch, are compared with plain decoding. pronk's kernels must give the same
-    bits. With torch's, near ties that rounding explains are shown and allowed.
+    bits. On devices that do not promise this, near ties that rounding explains are
+    shown and allowed.
 
     [bold]Same log-probs[/]: log-probabilities of a text are compared with those
     of one forward pass over prompt and text.

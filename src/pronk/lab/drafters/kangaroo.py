@@ -163,7 +163,7 @@ class EarlyExit:
     def _run_mlp_adapter(self, rows: Array) -> Array:
         """Run an adapter without attention (kind ``mlp``) on rows ``[drafts, hidden]``."""
         if self._program is None:
-            program = self.target.decoder.backend.program(rows.shape[1], rows.dtype)
+            program = Program(self.target.decoder.kernels, rows.shape[1], rows.dtype)
             self.adapter.compile_part(0, program)
             self._program = program
         out = rows.copy()

@@ -147,7 +147,7 @@ class MedusaProposer(Proposer[MedusaState]):
         rows = np.stack(hidden)
         decoder = self.target.decoder
         if not self._programs:
-            programs = [decoder.backend.program(rows.shape[1], rows.dtype) for _ in self._sources]
+            programs = [Program(decoder.kernels, rows.shape[1], rows.dtype) for _ in self._sources]
             for head, program in enumerate(programs):
                 self.heads.compile(head, decoder.norm, program)
             # Set only when complete, because an interrupt may end the loop above.

@@ -79,7 +79,7 @@ class _HeadsRunner:
         decoder = self.target.decoder
         if head not in self._unembeddings:
             own = self.heads.unembeddings[head] if self.heads.unembeddings else decoder.head
-            program = decoder.backend.program(rows.shape[1], rows.dtype)
+            program = Program(decoder.kernels, rows.shape[1], rows.dtype)
             program.linear(own, norm=self.heads.norms[head], to="logits")
             self._unembeddings[head] = program
         logits = np.empty((len(rows), decoder.config.vocab_size), np.float32)

@@ -121,11 +121,11 @@ class VerifyReport:
     """Results of the drafters so far, and configuration of the model under test."""
 
     model: str
-    device: str  # "cpu", or a device of torch such as "cuda"
+    device: str  # "cpu", or a device that a package adds
     dtype: str  # data type of the weights that are not quantized
     weights: str  # storage format of the weight matrices
     kv_dtype: str  # data type of the keys and values in the cache
-    kernels: str  # instruction set of pronk's kernels, or "torch" without them
+    kernels: str  # instruction set of pronk's kernels
     # Whether the kernels guarantee bit-identical logits: near ties then count as failures.
     exact: bool
     settings: VerifySettings

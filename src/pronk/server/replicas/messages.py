@@ -25,7 +25,7 @@ class ReplicaInfo:
     # Replicas with equal identities generate the same text for the same seed.
     identity: str
     model: str  # JSON text: ``identity`` without its entry ``bits``
-    kernels: str  # instruction set of the kernels, such as "avx2", or "torch"
+    kernels: str  # instruction set of the kernels, such as "avx2"
     drafter: str  # name of the default drafter
 
     @property
@@ -114,11 +114,11 @@ def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
 def _bits(llm: LLM) -> str:
     """Return what the bits of logits depend on besides the model.
 
-    Portable bits depend on ``pronk.BITS`` alone: replicas on other processors, with libraries
-    of other compilers, continue each other's texts.
+    Portable bits of a CPU depend on ``pronk.BITS`` alone: replicas on other processors, with
+    libraries of other compilers, continue each other's texts.
     """
-    if llm.kernels == "torch":
-        return f"torch {_version('torch')}"
+    if llm.device != "cpu":
+        return f"device {llm.device}"
     if llm.bits == "portable":
         return f"portable {BITS}"
     return f"fast {llm.kernels} {_library_digest()}"

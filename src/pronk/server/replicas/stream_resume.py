@@ -71,8 +71,8 @@ class ResumableStream:
             raise ResumeError(msg)
         if self._given and not self._exact and not self._request.params.rejects:
             msg = (
-                "expected kernels of equal bits to resume on another replica, found torch; "
-                "try again"
+                "expected bits that do not depend on the batch to resume on another replica, "
+                "found others; try again"
             )
             raise ResumeError(msg)
         self.replica = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +32,21 @@ from pronk.checkpoint import (
     plan_tensors,
     tensor_names,
 )
-from pronk.torch import ACTIVATIONS, choose_experts, to_tensor
+from pronk.train.convert import to_tensor
+from pronk.train.modules.experts import choose_experts
 
 # Cosines and sines by which RoPE rotates the rows, the arguments of :func:`apply_rope`; ``None``
 # without RoPE.
 Rope = tuple[Tensor, Tensor] | None
 
 _ANY_NAME = re.compile(".*")
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
+}
 
 # Attention over a training batch. The arguments are the index of a layer (from 0), ``q`` ``[rows,
 # heads, d]``, and ``k`` and ``v`` ``[rows, kv_heads, d]``; the result is ``[rows, heads * d]``.
@@ -80,7 +88,7 @@ class ModuleLayer(nn.Module):
             experts = range(mixture.experts)
             self.up = nn.ModuleList(empty_linear(up_width, size, bias=False) for _ in experts)
             self.down = nn.ModuleList(empty_linear(size, width, bias=False) for _ in experts)
-        self.activate = ACTIVATIONS[config.activation]
+        self.activate = _ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor, rope: Rope, index: int, attend: Attend) -> Tensor:
         """Return the output of the layer for ``x`` ``[rows, hidden]``, of the same shape.

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from pronk.backends import num_threads
 from pronk.base.arrays import Array
 from pronk.checkpoint import ModelConfig, QuantizedMatrix
-from pronk.torch import to_array, to_tensor, torch_dtype
 from pronk.train.attention import DenseAttention
+from pronk.train.convert import to_array, to_tensor, torch_dtype
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 from pronk.train.quantization.rounding import LINEARS, RoundingRule
 

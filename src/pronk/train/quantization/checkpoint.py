@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pronk import OptionError
-from pronk.backends import KernelsError, choose_backend, load_kernels
+from pronk.backends import KernelsError, choose_kernels, load_kernels
 from pronk.base import (
     ShardEntry,
     check_output_folder,
@@ -31,7 +31,7 @@ from pronk.base import (
     write_text,
     write_weights,
 )
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import Array
 from pronk.checkpoint import Checkpoint, CheckpointTensor
 from pronk.train.quantization import rounding
 from pronk.train.quantization.methods import (
@@ -171,15 +171,15 @@ def _quantize_with_all_methods(
         following = count(done + 1)
         return lambda: status(step, next(following), total)
 
-    backend = choose_backend("auto", "cpu", source.config, FLOAT32, "portable")
-    source_perplexity = measure_perplexity(source, backend, texts, start_step("measuring", 0))
+    kernels = choose_kernels("auto", "portable")
+    source_perplexity = measure_perplexity(source, kernels, texts, start_step("measuring", 0))
     perplexities = {}
     for number, method in enumerate(texts.methods, 1):
         (partial / method).mkdir()
         tick = start_step(f"quantizing, {method}", number * source.config.num_layers)
         target = partial / method
         perplexities[method] = quantize_layers(
-            source, backend, method, rule, texts, target, tick=tick
+            source, kernels, method, rule, texts, target, tick=tick
         )
     return source_perplexity, perplexities
 

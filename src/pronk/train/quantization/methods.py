@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pronk import OptionError
-from pronk.backends import Backend
+from pronk.backends import Kernels
 from pronk.base import ShardEntry, locate_error, refuse, write_weights
 from pronk.base.arrays import Array, DType, is_finite
 from pronk.base.checks import require_extra
@@ -54,16 +54,16 @@ class CalibrationTexts(NamedTuple):
 
 
 def measure_perplexity(
-    source: SourceCheckpoint, backend: Backend, texts: CalibrationTexts, tick: Tick
+    source: SourceCheckpoint, kernels: Kernels, texts: CalibrationTexts, tick: Tick
 ) -> float:
     """Return the perplexity of the source in float32, on the evaluation text.
 
     Raises CheckpointError if the embedding, the output of a layer, or the perplexity is not finite.
     """
-    stream = LayerStream(source, backend, texts.evaluation)
+    stream = LayerStream(source, kernels, texts.evaluation)
     _check_finite(f"{source.folder}: embedding", finite=is_finite(stream.rows))
     for index in range(source.config.num_layers):
-        stream.run_layer(build_layer(source, backend, source.load_layer(index), index))
+        stream.run_layer(build_layer(source, kernels, source.load_layer(index), index))
         _check_finite(f"{source.folder}: layer {index}", finite=is_finite(stream.rows))
         tick()
     perplexity = stream.perplexity()
@@ -73,7 +73,7 @@ def measure_perplexity(
 
 def quantize_layers(
     source: SourceCheckpoint,
-    backend: Backend,
+    kernels: Kernels,
     method: str,
     rule: RoundingRule,
     texts: CalibrationTexts,
@@ -86,11 +86,11 @@ def quantize_layers(
     The perplexity is computed in float32 with the dequantized weights. It is NaN or infinity after
     an overflow.
     """
-    evaluation = LayerStream(source, backend, texts.evaluation)
+    evaluation = LayerStream(source, kernels, texts.evaluation)
     calibration = None
     if method != NEAREST:
         assert texts.calibration is not None
-        calibration = LayerStream(source, backend, texts.calibration)
+        calibration = LayerStream(source, kernels, texts.calibration)
     for index in range(source.config.num_layers):
         weights = source.load_layer(index)
         # A ValueError means that weights or Hessians are not finite, or that a Hessian is far from
@@ -111,7 +111,7 @@ def quantize_layers(
         tensors = source.layer_tensors(index, weights, matrices)
         _write_layer(layer_folder(folder, index), tensors, rule.dtype)
         weights |= {f"{name}.weight": matrix.dequantize() for name, matrix in matrices.items()}
-        layer = build_layer(source, backend, weights, index)
+        layer = build_layer(source, kernels, weights, index)
         for stream in (evaluation, calibration):
             if stream is not None:
                 stream.run_layer(layer)

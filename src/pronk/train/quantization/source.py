@@ -10,13 +10,15 @@ import numpy as np
 
 from pronk import ConfigError, TokenTree
 from pronk.backends import (
-    Backend,
     BatchEntry,
     BlockTable,
     ForwardBatch,
+    Kernels,
     Layer,
     Linear,
     Norm,
+    PagedCache,
+    Program,
     WeightLayout,
 )
 from pronk.base import refuse
@@ -172,7 +174,7 @@ class LayerStream:
 
     Args:
         source: the checkpoint, whose embedding, final norm and LM head are used.
-        backend: backend that computes.
+        kernels: the kernels that compute.
         tokens: token ids of the text, int ``[sequences, length]``. Sequences are independent.
 
     Attributes:
@@ -180,17 +182,21 @@ class LayerStream:
             embeddings of the tokens.
     """
 
-    def __init__(self, source: SourceCheckpoint, backend: Backend, tokens: Array) -> None:
+    def __init__(self, source: SourceCheckpoint, kernels: Kernels, tokens: Array) -> None:
         self.source = source
-        self.backend = backend
+        self.kernels = kernels
         self.tokens = tokens
         self.length = tokens.shape[1]
         self.rows = source.weight("embedding")[tokens.reshape(-1)].astype(FLOAT32)
         num_tables = min(len(tokens), max(1, _MAX_ROWS // self.length))
         config = source.config.layers_like(0)
         num_blocks = num_tables * math.ceil(self.length / _BLOCK_SIZE)
-        self._cache = backend.make_cache(
-            config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=FLOAT32
+        self._cache = PagedCache(
+            config,
+            num_blocks=num_blocks,
+            block_size=_BLOCK_SIZE,
+            dtype=FLOAT32,
+            kernels=kernels,
         )
         self._tables = [BlockTable() for _ in range(num_tables)]
         for table in self._tables:
@@ -203,7 +209,7 @@ class LayerStream:
 
         The outputs are those of the whole layer, residual connections included.
         """
-        program = self.backend.program(self.rows.shape[1], FLOAT32, self._cache)
+        program = Program(self.kernels, self.rows.shape[1], FLOAT32, self._cache)
         layer.compile(program, 0)
         rows_per_pass = len(self._tables) * self.length
         for start in range(0, len(self.rows), rows_per_pass):
@@ -223,9 +229,9 @@ class LayerStream:
         hidden = self.rows.shape[1]
         rows = self.rows.reshape(-1, self.length, hidden)[:, :-1].reshape(-1, hidden)
         labels = self.tokens[:, 1:].reshape(-1)
-        program = self.backend.program(hidden, FLOAT32)
+        program = Program(self.kernels, hidden, FLOAT32)
         weight = self.source.weight("head").astype(FLOAT32)
-        head = Linear(self.backend, weight, None, WeightLayout(head=True), None)
+        head = Linear(self.kernels, weight, None, WeightLayout(head=True), None)
         program.linear(head, norm=Norm.of(config, self.source.weight("norm")), to="logits")
         total = 0.0
         step = max(_MIN_ROWS, _MAX_LOGITS // config.vocab_size)
@@ -242,7 +248,7 @@ class LayerStream:
 
 
 def build_layer(
-    source: SourceCheckpoint, backend: Backend, weights: LayerWeights, index: int
+    source: SourceCheckpoint, kernels: Kernels, weights: LayerWeights, index: int
 ) -> Layer:
     """Return layer ``index`` (from 0) of the model with the given weights.
 
@@ -252,7 +258,7 @@ def build_layer(
     for name in LINEARS:
         weight = weights[f"{name}.weight"]
         bias = weights.get(f"{name}.bias")
-        setattr(layer, name, Linear(backend, weight, bias, layer.layout(name), None))
+        setattr(layer, name, Linear(kernels, weight, bias, layer.layout(name), None))
     for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
         if f"{name}.weight" in weights:
             setattr(layer, name, Norm.of(layer.config, weights[f"{name}.weight"]))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -13,21 +12,14 @@ from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.lab.drafters.modules.files import DrafterWeights
-from pronk.models.backend import Backend
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
 from pronk.train.export import export_drafter
-from tiny_models import make_backend, make_cache
-
-PACKED = pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+from tiny_models import kernels, make_cache
 
 
-def backend(*, packed: bool) -> Backend:
-    return make_backend(packed=packed)
-
-
-def export_weights(module: nn.Module, folder: Path, by: Backend) -> DrafterWeights:
+def export_weights(module: nn.Module, folder: Path) -> DrafterWeights:
     """Write the weights of a module, which are rounded to bfloat16, and return them for the
     core.
     """
@@ -35,17 +27,15 @@ def export_weights(module: nn.Module, folder: Path, by: Backend) -> DrafterWeigh
         for parameter in module.parameters():
             parameter.copy_(parameter.bfloat16())
     export_drafter(folder, module, {}, "")
-    return DrafterWeights(Checkpoint(folder), by, FLOAT32)
+    return DrafterWeights(Checkpoint(folder), kernels(), FLOAT32)
 
 
-def run_program(
-    compile_into: Callable[[Program], None], config: ModelConfig, by: Backend, x: Array
-) -> Array:
+def run_program(compile_into: Callable[[Program], None], config: ModelConfig, x: Array) -> Array:
     """Return the stream after a program ran on the rows ``x`` ``[tokens, hidden]`` of a text."""
-    cache = make_cache(config, FLOAT32, num_blocks=4, packed=by.kernels is not None)
+    cache = make_cache(config, FLOAT32, num_blocks=4)
     block_table = BlockTable()
     cache.prepare(block_table, len(x))
-    program = by.program(x.shape[1], FLOAT32, cache)
+    program = Program(kernels(), x.shape[1], FLOAT32, cache)
     compile_into(program)
     tokens = [0] * len(x)
     batch = ForwardBatch([BatchEntry(block_table, TokenTree.chain(tokens))])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.drafters.modules.programs import PACKED, backend, export_weights
+from lab.drafters.modules.programs import export_weights
 from pronk.base.arrays import FLOAT32
 from pronk.base.errors import OptionError
 from pronk.cache.blocks import BlockTable
@@ -156,24 +156,20 @@ def test_the_module_equals_the_formulas(cross: bool, classic: bool) -> None:
 
 @CLASSIC
 @CROSS
-@PACKED
 @torch.no_grad()
-def test_logits_of_the_core_equal_the_formulas(
-    packed: bool, cross: bool, classic: bool, tmp_path: Path
-) -> None:
+def test_logits_of_the_core_equal_the_formulas(cross: bool, classic: bool, tmp_path: Path) -> None:
     """A row sees the target's tokens before it, of the first five."""
-    by = backend(packed=packed)
     target = tiny_module(classic=classic)
     module = made(target, GlideShape(**{**vars(SHAPE), "cross": cross}))
-    weights = export_weights(module, tmp_path / "drafter", by)
+    weights = export_weights(module, tmp_path / "drafter")
     decoder = GlideDecoder(GlideShape(**{**vars(SHAPE), "cross": cross}), target.config, weights)
     weights.check_all_read()
     matrices = [parameter for parameter in module.parameters() if parameter.dim() == 2]
     assert sum(each.out_features * each.in_features for each in decoder.linears()) == sum(
         map(torch.numel, matrices)
     )
-    source = tiny_decoder(packed=packed, classic=classic)
-    shape = dict[str, Any](num_blocks=2, packed=packed)
+    source = tiny_decoder(classic=classic)
+    shape = dict[str, Any](num_blocks=2)
     pools = [make_cache(each.config, FLOAT32, **shape) for each in (source, decoder)]
     tables = BlockTable(), BlockTable()
     for pool, table in zip(pools, tables, strict=True):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.drafters.modules.programs import PACKED, backend, export_weights, run_program
+from lab.drafters.modules.programs import export_weights, run_program
 from lab.drafters.trained_multi_token import make_heads
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads, heads_config
-from pronk.torch.convert import to_array, to_tensor
 from pronk.train.attention import DenseAttention
+from pronk.train.convert import to_array, to_tensor
 from pronk.train.modules.decoder import Rotations
 from pronk.train.modules.drafters import HeadsModule
 from tiny_models import tiny_config
@@ -31,16 +31,12 @@ def some_rows(count: int) -> Tensor:
     return torch.randn(count, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
 
 
-@PACKED
 @pytest.mark.parametrize(("kind", "order"), VARIANTS)
 @torch.no_grad()
-def test_heads_are_applied_in_the_order_of_the_paper(
-    kind: str, order: str, packed: bool, tmp_path: Path
-) -> None:
+def test_heads_are_applied_in_the_order_of_the_paper(kind: str, order: str, tmp_path: Path) -> None:
     shape = HeadsShape(4, 2, 24, kind, order)
-    by = backend(packed=packed)
     module = make_heads(shape, CONFIG)
-    weights = export_weights(module, tmp_path / "drafter", by)
+    weights = export_weights(module, tmp_path / "drafter")
     heads = MultiTokenHeads(shape, CONFIG, weights)
     weights.check_all_read()
     z = some_rows(6)
@@ -55,7 +51,7 @@ def test_heads_are_applied_in_the_order_of_the_paper(
         return to_array(module.run_part(index, to_tensor(x), rope, attend))
 
     def by_core(index: int, x: Array) -> Array:
-        return run_program(lambda program: heads.compile_part(index, program), heads.config, by, x)
+        return run_program(lambda program: heads.compile_part(index, program), heads.config, x)
 
     expected = {
         "parallel": [h(0, z), h(1, z), h(2, z), h(3, z)],
@@ -77,13 +73,12 @@ def test_heads_are_applied_in_the_order_of_the_paper(
 def test_norms_and_unembeddings_of_heads(tmp_path: Path) -> None:
     assert not make_heads(HeadsShape(2, 2, 24), CONFIG).unembeddings
     shape = HeadsShape(2, 2, 24, unembeddings="replicated")
-    by = backend(packed=True)
     module = make_heads(shape, CONFIG)
     x = some_rows(3)
     with torch.no_grad():
         module.norms[1].get_parameter("weight").mul_(3.0)
         assert torch.allclose(module.norms[1](x), 3 * module.norms[0](x))
-    heads = MultiTokenHeads(shape, CONFIG, export_weights(module, tmp_path / "drafter", by))
+    heads = MultiTokenHeads(shape, CONFIG, export_weights(module, tmp_path / "drafter"))
     for index in range(2):
         assert np.array_equal(
             heads.norms[index].weight, to_array(module.norms[index].get_parameter("weight"))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.drafters.modules.programs import PACKED, backend, export_weights, run_program
+from lab.drafters.modules.programs import export_weights, run_program
 from pronk.base.errors import OptionError
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.rope import RopeConfig
@@ -135,22 +135,20 @@ def test_adapters_equal_a_slow_reference(adapter: str, exit_layer: int) -> None:
         assert (module.config.num_heads, module.config.num_kv_heads) == (2, 2)
 
 
-@PACKED
 @pytest.mark.parametrize(
     ("adapter", "classic"),
     [*((each, False) for each in ADAPTERS), ("attention", True), ("head", True), ("mlp", True)],
 )
 def test_programs_of_adapters_equal_a_slow_reference(
-    adapter: str, classic: bool, packed: bool, tmp_path: Path
+    adapter: str, classic: bool, tmp_path: Path
 ) -> None:
     target = tiny_config(classic=True) if classic else replace(TARGET, windows=(3, None, None))
     module = make(adapter, target=target)
-    by = backend(packed=packed)
-    weights = export_weights(module, tmp_path / "drafter", by)
+    weights = export_weights(module, tmp_path / "drafter")
     core = KangarooAdapter(module.shape, target, weights)
     weights.check_all_read()
     rows = torch.randn(7, target.hidden_size, generator=torch.Generator().manual_seed(4))
-    got = run_program(lambda program: core.compile_part(0, program), core.config, by, rows.numpy())
+    got = run_program(lambda program: core.compile_part(0, program), core.config, rows.numpy())
     with torch.no_grad():
         want = slow(module.double(), rows.double()).numpy()
     np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-4)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from lab.drafters.modules.programs import PACKED, backend, export_weights, run_program
+from lab.drafters.modules.programs import export_weights, run_program
 from pronk import LLM
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape
 from pronk.models.linear import Norm
-from pronk.torch.convert import to_array
+from pronk.train.convert import to_array
 from pronk.train.modules.drafters import MedusaModule
 from train.tiny_modules import tiny_module
 
@@ -30,16 +30,14 @@ def random_heads(shape: MedusaShape) -> MedusaModule:
     return heads
 
 
-@PACKED
 @pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
 @torch.no_grad()
-def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path: Path) -> None:
+def test_heads_equal_a_slow_reference(unembeddings: str, tmp_path: Path) -> None:
     decoder = tiny_module()
-    by = backend(packed=packed)
     shape = MedusaShape(3, 2, unembeddings)
     config = decoder.config
     module = random_heads(shape)
-    read = export_weights(module, tmp_path / "drafter", by)
+    read = export_weights(module, tmp_path / "drafter")
     core = MedusaHeads(shape, config, read)
     read.check_all_read()
     before = torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1))
@@ -52,7 +50,7 @@ def test_heads_equal_a_slow_reference(unembeddings: str, packed: bool, tmp_path:
     weights = module.state_dict()
     for number in range(3):
         rows = run_program(
-            lambda program, n=number: core.compile(n, norm, program), config, by, before.numpy()
+            lambda program, n=number: core.compile(n, norm, program), config, before.numpy()
         )
         for row in range(5):
             h = hidden[row]

@@ -37,13 +37,14 @@ from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.drafting.from_target.modules.final_state import FinalState
 from pronk.drafting.shared.token_clusters import cluster_means, stored_clusters
 from pronk.drafting.shared.two_stage_head import TwoStageDecoder, TwoStageHead, read_clusters
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory, family_names
 from pronk.models.linear import Linear, Norm, WeightLayout, choose_linear
 from pronk.models.loader import parse_dtype, read_config
+from pronk.models.operations import HeadNorms, KVSource, LinearOutput
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import HeadNorms, KVSource, LinearOutput, Program
+from pronk.models.program import Program
 from pronk.models.tensor_plan import (
     CheckpointTensor,
     DecoderPart,
@@ -79,8 +80,8 @@ class EagleHead(TwoStageDecoder):
     token_norm: Norm
     feature_norm: Norm
 
-    def __init__(self, eagle: EagleConfig, backend: Backend) -> None:
-        super().__init__(eagle.layers, backend)
+    def __init__(self, eagle: EagleConfig, kernels: Kernels) -> None:
+        super().__init__(eagle.layers, kernels)
         self.eagle = eagle
         config = eagle.layers
         self.layers = [
@@ -122,7 +123,7 @@ class EagleHead(TwoStageDecoder):
         """
         rows = self.head.packed.unpack()
         clusters = stored_clusters(rows, num_clusters)
-        build = choose_linear(self.backend, weights)
+        build = choose_linear(self.kernels, weights)
         means = cluster_means(rows, clusters)
         dtype = parse_dtype("auto", self.eagle.layers)
         self.split(build(means.astype(dtype), None, WeightLayout(head=True)), clusters, num_best)
@@ -271,9 +272,9 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
     stored = {eagle.names.canonical(name): name for name in checkpoint}
     _check_target(folder, eagle, target, stored)
     parts = list(plan_head(eagle, len(sources), stored))
-    head = EagleHead(eagle, target.backend)
+    head = EagleHead(eagle, target.kernels)
     inventory = Inventory(checkpoint, eagle.layers, parts, eagle.names)
-    linear = choose_linear(target.backend, weights, checkpoint.release)
+    linear = choose_linear(target.kernels, weights, checkpoint.release)
     placer = WeightPlacer(head, inventory, parse_dtype("auto", eagle.layers), linear, None)
     for part in parts:
         placer.place(part)

@@ -37,15 +37,16 @@ from pronk.drafting.shared.two_stage_head import (
     TwoStageHead,
     read_clusters,
 )
-from pronk.models.backend import Backend
+from pronk.kernels.library import Kernels
 from pronk.models.config_reader import ConfigReader
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.families import get_family, parse_config
 from pronk.models.inventory import Inventory
 from pronk.models.linear import Linear, choose_linear
 from pronk.models.loader import parse_dtype
+from pronk.models.operations import KVSource
 from pronk.models.placer import WeightPlacer
-from pronk.models.program import KVSource, Program
+from pronk.models.program import Program
 from pronk.models.tensor_plan import DecoderPart, plan_linear, plan_tensors
 
 MODEL_TYPE = "gemma4_assistant"
@@ -193,8 +194,8 @@ class AssistantDecoder(TwoStageDecoder):
     pre_projection: Linear
     post_projection: Linear
 
-    def __init__(self, assistant: AssistantConfig, backend: Backend) -> None:
-        super().__init__(assistant.layers, backend)
+    def __init__(self, assistant: AssistantConfig, kernels: Kernels) -> None:
+        super().__init__(assistant.layers, kernels)
         self.assistant = assistant
 
     def _make_layer(self, sizes: ModelConfig, index: int) -> Layer:
@@ -242,14 +243,14 @@ def read_assistant_config(folder: Path, target: ModelConfig) -> AssistantConfig:
 
 
 def load_assistant(
-    folder: Path, config: AssistantConfig, backend: Backend, weights: str
+    folder: Path, config: AssistantConfig, kernels: Kernels, weights: str
 ) -> AssistantDecoder:
     """Load an assistant.
 
     Args:
         folder: folder of the checkpoint.
         config: its sizes.
-        backend: backend of the target.
+        kernels: the kernels of the target.
         weights: how the weights are stored in memory, as the option of this name of
             :class:`~pronk.llm.LLM`.
 
@@ -258,14 +259,14 @@ def load_assistant(
         OptionError: ``weights`` needs kernels.
     """
     checkpoint = open_checkpoint(folder)
-    assistant = AssistantDecoder(config, backend)
+    assistant = AssistantDecoder(config, kernels)
     names = get_family("gemma4_text").names
     # the numbers of tokens are no weights
     ignored = f"{names.ignored.pattern}|{re.escape(CLUSTER_TOKENS)}"
     names = replace(names, ignored=re.compile(ignored))
     parts = [*plan_tensors(config.layers, names), *_plan_projections(config)]
     inventory = Inventory(checkpoint, config.layers, parts, names)
-    linear = choose_linear(backend, weights, checkpoint.release)
+    linear = choose_linear(kernels, weights, checkpoint.release)
     placer = WeightPlacer(assistant, inventory, parse_dtype("auto", config.layers), linear, None)
     for part in parts:
         placer.place(part)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pronk import CheckpointError, OptionError
-from pronk.backends import Attention, Backend, Layer, Linear, Norm, WeightLayout
+from pronk.backends import Attention, Kernels, Layer, Linear, Norm, WeightLayout
 from pronk.base import is_file
 from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.checkpoint import (
@@ -124,14 +124,14 @@ class TrainedDrafter:
         shape: Shape,
         make: Callable[[Shape, ModelConfig, DrafterWeights], Made],
     ) -> Made:
-        """Return a module of this shape with the file's weights, in the target's dtype and backend.
+        """Return a module of this shape with the file's weights, in the target's dtype and kernels.
 
         ``make`` builds the module from its shape, the target's configuration and the weights.
         Raises CheckpointError if the file is damaged, or its tensors are not exactly those that
         ``make`` reads.
         """
         checkpoint = Checkpoint(self.folder, remedy="train it again")
-        weights = DrafterWeights(checkpoint, target.decoder.backend, target.cache.dtype)
+        weights = DrafterWeights(checkpoint, target.decoder.kernels, target.cache.dtype)
         module = self.make_checked(lambda: make(shape, target.decoder.config, weights))
         weights.check_all_read()
         return module
@@ -140,9 +140,9 @@ class TrainedDrafter:
 class DrafterWeights:
     """The weights file of a trained drafter, from which a module reads its parts by name."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, dtype: DType) -> None:
+    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, dtype: DType) -> None:
         self._checkpoint = checkpoint
-        self.backend = backend
+        self.kernels = kernels
         self._dtype = dtype
         self._unread = set(checkpoint)
 
@@ -171,7 +171,7 @@ class DrafterWeights:
         """Return the linear layer ``name`` ``[outputs, inputs]``."""
         weight = self.array(f"{name}.weight", outputs, inputs)
         biases = self.array(f"{name}.bias", outputs) if bias else None
-        return Linear(self.backend, weight, biases, layout or WeightLayout(), None)
+        return Linear(self.kernels, weight, biases, layout or WeightLayout(), None)
 
     def norm(self, name: str, config: ModelConfig, size: int) -> Norm:
         """Return the norm ``name`` over ``size`` features, of the type in the configuration."""

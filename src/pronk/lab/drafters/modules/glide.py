@@ -193,7 +193,7 @@ class GlideDecoder(Decoder):
     """
 
     def __init__(self, shape: GlideShape, target: ModelConfig, weights: DrafterWeights) -> None:
-        super().__init__(shape.config(target), weights.backend)
+        super().__init__(shape.config(target), weights.kernels)
         config = self.config
         self.cache_layers = shape.cache_layers(target)
         self.embedding = weights.array("embedding", config.vocab_size, config.hidden_size)
@@ -205,4 +205,4 @@ class GlideDecoder(Decoder):
         for index, layer in enumerate(self.layers):
             weights.layer(layer, f"layers.{index}")
         self.norm = weights.norm("norm", config, config.hidden_size)
-        self.head = Linear(weights.backend, self.embedding, None, WeightLayout(), None)
+        self.head = Linear(weights.kernels, self.embedding, None, WeightLayout(), None)

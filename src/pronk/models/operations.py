@@ -1,11 +1,11 @@
-"""Compiles a model's operations into C structures, which the kernels run in one call."""
+"""The operations of a forward pass, as C structures that the kernels run in one call."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,12 @@ from pronk.kernels.structures import (
     CWeights,
 )
 from pronk.kernels.threads import num_threads
-from pronk.kernels.weights import PackedMatrix, describe_blocks
+from pronk.kernels.weights import describe_blocks
 from pronk.models.forward_batch import ForwardBatch
-from pronk.models.linear import Experts, StackedLinear
-from pronk.models.program import HeadNorms, KVSource, LinearOutput, Program, linear_output
+
+if TYPE_CHECKING:
+    from pronk.models.decoder import Decoder, Layer
+    from pronk.models.linear import Experts, Linear, Norm, StackedLinear
 
 # Kinds of operations, numbered as ``pronk_kind`` in ``csrc/pronk.h``.
 (
@@ -62,38 +64,114 @@ _RULES = {"gated_delta": 0, "mamba2": 1}
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "clamped": 4, "relu2": 5}
 
 
-class KernelProgram(Program):
-    """A program that the kernels run in one call (:class:`Program`)."""
+class LinearOutput(NamedTuple):
+    """Factors of a linear layer's outputs, and the place that they are written to."""
+
+    scale: float = 1.0
+    cap: float = 0.0  # soft cap: ``cap · tanh(output / cap)``; 0 for none
+    # Layer (from 0) whose inputs the activated outputs are multiplied by; ``None``: none.
+    layer_input: int | None = None
+    # ``(i, n)``: the rows of the output, buffer ``A`` or ``B``, have ``n`` elements, of which those
+    # from ``i`` on are written; ``None``: the outputs are the row.
+    columns: tuple[int, int] | None = None
+    # Feature of the cache that the outputs are, instead of those of a buffer; ``None``: none.
+    feature: SavedFeature | None = None
+
+
+class HeadNorms(NamedTuple):
+    """Norms of the heads of queries, keys and values before the rotation; ``None``: no norm."""
+
+    queries: Norm | None = None
+    keys: Norm | None = None
+    values: Norm | None = None
+
+
+class KVSource(NamedTuple):
+    """The keys and values that an attention reads: a layer of its model's cache, or another's.
+
+    A forward pass writes the model's own cache: a layer can read what an earlier layer has stored,
+    also in this pass. Other caches hold what other models have stored; the pass only reads them.
+
+    A row at position ``p`` of its text sees the cached tokens before ``p`` and, in the model's own
+    cache, its ancestors in the token tree and itself. If the source's layer has a sliding window of
+    ``w`` tokens, only positions above ``p - w`` are seen. The queries have the rotations of the
+    source's layer.
+    """
+
+    layer: int  # number of the layer, from 0
+    cache: int = 0  # 0: the model's own cache; ``n > 0``: ``Program.other_caches[n - 1]``
+
+
+class Operations:
+    """A list of operations that is built once; the kernels run it in one call, any number of times.
+
+    :class:`~pronk.models.program.Program` adds the operations of whole layers.
+
+    Attributes:
+        keeps_states: whether a run advances the states of recurrent layers past the tokens of the
+            text. False if the operations compute only some of the layers.
+    """
 
     def __init__(
         self,
         kernels: Kernels,
         hidden: int,
         dtype: DType,
-        cache: PagedCache | None,
-        other_caches: Sequence[PagedCache],
+        cache: PagedCache | None = None,
+        other_caches: Sequence[PagedCache] = (),
     ) -> None:
-        super().__init__(hidden, dtype, cache, other_caches)
+        """Create an empty list.
+
+        Args:
+            kernels: library and instruction set that run the operations.
+            hidden: width of the residual stream (the *stream*).
+            dtype: data type of the stream, float32 or bfloat16.
+            cache: KV cache of the model; ``None`` without attention, convolution and recurrence.
+            other_caches: KV caches of other models that layers read (:class:`KVSource`).
+        """
         self.kernels = kernels
+        self.hidden = hidden
+        self.dtype = dtype
+        self.cache = cache
+        self.other_caches = other_caches
+        self.keeps_states = True
         self._ops: list[COp] = []
         # RoPE tables that the operations use, in the order of the kernels' list ``pronk_pass.rope``
         self._ropes: dict[RopeConfig, RopeTable] = {}
         self._kept_alive: list[object] = []  # objects whose memory the operations point to
         self._has_recurrence = False
-        self._compiled: Any = None  # C array of the operations; ``None`` before the first run
+        # C array of the operations; ``None`` before the first run
+        self._compiled: ctypes.Array[COp] | None = None
         # what is equal in all passes
         self._any_pass = CForward(
             type=TYPES[self.dtype], hidden=hidden, isa=kernels.isa, fast=int(kernels.fast)
         )
 
+    def cache_of(self, kv: KVSource) -> PagedCache:
+        """Return the cache with the keys and values of ``kv``.
+
+        Its ``config`` has the sizes of their heads.
+        """
+        if kv.cache:
+            return self.other_caches[kv.cache - 1]
+        assert self.cache is not None, "expected a KV cache for attention, found none"
+        return self.cache
+
     def embed(
         self,
-        decoder: Any,
+        decoder: Decoder,
         *,
-        norm: Any = None,
+        norm: Norm | None = None,
         part: tuple[int, int] | None = None,
         zero_first: bool = False,
     ) -> None:
+        """Append ``stream = norm(scale · token embeddings (+ learned position embeddings))``.
+
+        The scale is ``config.embedding_scale`` of ``decoder``. With ``part=(i, n)``, the result is
+        written to the buffer ``A`` instead, whose rows are ``n`` times as wide as the stream: it is
+        part ``i``, from 0, of each row. With ``zero_first``, the row of a text's first token is
+        zero.
+        """
         op = self._append(_EMBED)
         op.output = _STREAM if part is None else _A
         op.zero_first = int(zero_first)
@@ -111,8 +189,19 @@ class KernelProgram(Program):
             op.table = self._keep_alive(decoder.embedding)
         op.table_type = TYPES[decoder.embedding.dtype]
 
-    def layer_inputs(self, decoder: Any) -> None:
+    def layer_inputs(self, decoder: Decoder) -> None:
+        """Append the computation of per-layer inputs (Gemma 3n, Gemma 4), for :meth:`layer_input`.
+
+        A row has one input per layer, of ``n = config.layer_input_size`` elements::
+
+            (norm(x W / sqrt(hidden size)) + sqrt(n) * embedding) / sqrt(2)
+
+        ``x`` is the row of the stream, ``W`` a projection to the inputs of all layers, and
+        ``embedding`` the row's token in the layer's own table. The norm is over the elements of one
+        layer. The attribute ``layer_inputs`` of ``decoder`` has the weights.
+        """
         inputs = decoder.layer_inputs
+        assert inputs is not None, "expected a model with embeddings of single layers"
         config = decoder.config
         scale = LinearOutput(1.0 / math.sqrt(config.hidden_size))
         self.linear(inputs.projection, to="B", output=scale)
@@ -133,8 +222,8 @@ class KernelProgram(Program):
 
     def project(
         self,
-        linear: Any,
-        norm: Any,
+        linear: Linear | StackedLinear,
+        norm: Norm | None,
         config: ModelConfig,
         kv: KVSource,
         head_norms: HeadNorms | None = None,
@@ -142,9 +231,26 @@ class KernelProgram(Program):
         only_queries: bool = False,
         source: str = "stream",
     ) -> None:
-        """Implement :meth:`Program.project`; each matrix of ``linear`` is an operation."""
+        """Append queries, keys and values: ``norm(source) Wᵀ + b``, rotated.
+
+        Keys and values are stored.
+
+        Args:
+            linear: layer with the outputs of all query heads, then of the key heads, then of the
+                value heads.
+            norm: norm of ``source``, which is then the stream; ``None``: ``source`` is read as it
+                is.
+            config: number, scale and growth of the queries.
+            kv: where keys and values are stored: a layer of the model's own cache, which determines
+                the rotations.
+            head_norms: norms of queries, keys and values; ``None``: none.
+            only_queries: whether ``linear`` has only queries. An earlier layer or another model has
+                stored ``kv``.
+            source: ``"stream"`` or ``"A"``.
+        """
         head_norms = head_norms or HeadNorms()
         if config.whole_qk_norm:
+            assert head_norms.queries is not None, "expected a norm of all queries"
             self.linear(linear, norm=norm, source=source, to="B")
             op = self._heads(config, kv, head_norms, only_queries=only_queries)
             op.input = _B
@@ -196,6 +302,11 @@ class KernelProgram(Program):
         return [*self._ropes].index(rope)
 
     def attend(self, config: ModelConfig, kv: KVSource, *, sinks: Array | None = None) -> None:
+        """Append ``A = attention`` of the queries to ``kv``.
+
+        ``config`` has the number of query heads and the soft cap of scores. ``sinks`` has a score
+        for each head, which takes part in the softmax without a value.
+        """
         cache = self.cache_of(kv)
         op = self._append(_ATTEND)
         op.sinks = self._keep_alive(_as_float32(sinks))
@@ -210,14 +321,30 @@ class KernelProgram(Program):
         op.slots = cache.num_slots
         self._kv_cache(op, kv)
 
-    def per_head(self, linear: Any, *, source: str, width: int, to: str) -> None:
+    def per_head(self, linear: Linear, *, source: str, width: int, to: str) -> None:
+        """Append a product for each head, from buffer to buffer.
+
+        The rows of ``source`` have ``width`` elements. Head ``h`` multiplies the columns ``h · K ..
+        (h + 1) · K - 1`` by its matrix. ``linear`` has the outputs of one head after the other,
+        ``layout.unit`` of each, and ``K`` inputs.
+        """
         op = self._append(_HEADS)
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
         op.input_columns = width
         self._set_matrix(op, linear)
 
-    def latent(self, norm: Any, config: ModelConfig, kv: KVSource) -> None:
+    def latent(self, norm: Norm, config: ModelConfig, kv: KVSource) -> None:
+        """Append the queries of latent attention, and store a row ``[c ; r]`` for each token.
+
+        Args:
+            norm: norm of ``c``, the token's latent.
+            config: number and sizes of the queries, and of the buffers' rows. A row of ``A`` has,
+                for each head, the plain part of its query times the head's matrix of keys. A row of
+                ``B`` has the plain parts of the queries, the parts to rotate, and ``c`` and ``r``
+                before norm and rotation.
+            kv: where the row is stored: a layer of the model's own cache.
+        """
         sizes = config.latent
         assert sizes is not None
         op = self._append(_LATENT)
@@ -235,6 +362,12 @@ class KernelProgram(Program):
         self._kv_cache(op, kv)
 
     def convolve(self, weights: Array, bias: Array | None, cache: PagedCache, layer: int) -> None:
+        """Append ``A = c · (convolution of the states b · x)`` of ``B = [b, c, x]``.
+
+        A row's state is stored in its slot of the layer (from 0) of ``cache``, rounded to
+        ``cache.dtype``; sums take the rounded states. ``weights`` are ``[hidden, …, taps]``,
+        ``bias`` is ``[hidden]``.
+        """
         op = self._append(_CONVOLVE)
         self._set_filter(op, weights, bias)
         op.taps = weights.shape[-1]
@@ -243,9 +376,9 @@ class KernelProgram(Program):
 
     def linear(
         self,
-        linear: Any,
+        linear: Linear | StackedLinear,
         *,
-        norm: Any = None,
+        norm: Norm | None = None,
         activation: str | None = None,
         source: str = "stream",
         to: str = "stream",
@@ -253,55 +386,87 @@ class KernelProgram(Program):
         only_logits_rows: bool = False,
         output: LinearOutput | None = None,
     ) -> None:
-        if isinstance(linear, StackedLinear):
-            assert norm is not None or source != "stream", "expected an input"
-            whole = output or linear_output(linear)
-            first, width = whole.columns or (0, linear.out_features)
-            for part in linear.parts:
-                placed = whole._replace(columns=(first, width))
-                self._linear(part, norm, activation, source, to, placed)
-                first += part.out_features
-            return
-        op = self._linear(linear, norm, activation, source, to, output)
-        op.residual = int(residual)
-        op.wanted = int(only_logits_rows)
+        """Append ``to = cap(scale · activation(norm(source) Wᵀ + b))``.
 
-    def _linear(
+        With ``residual``, the result is added: ``to += …``.
+
+        ``source`` and ``to`` are buffers: ``"stream"``, ``"A"``, ``"B"``, ``"scores"`` or
+        ``"logits"``. With ``only_logits_rows``, only the rows of :attr:`ForwardBatch.logits_rows`
+        are computed. A gated layer yields ``activation(gate) · up``. ``output`` has the factors and
+        the place of the outputs, by default the scale and the cap of ``linear``. Each matrix of a
+        stacked layer is an operation, whose input must not be the stream unless it is normed.
+        """
+        output = output or LinearOutput(linear.scale, linear.cap or 0.0)
+        is_stacked = len(linear.parts) > 1
+        first, width = output.columns or (0, linear.out_features)
+        for part in linear.parts:
+            place = output._replace(columns=(first, width)) if is_stacked else output
+            op = self._product(norm, activation, source, to, place)
+            self._set_weights(op, part)
+            op.residual = int(residual)
+            op.wanted = int(only_logits_rows)
+            first += part.out_features
+
+    def experts(
         self,
-        linear: Any,
-        norm: Any,
+        experts: Experts,
+        *,
+        source: str,
+        to: str,
+        activation: str | None = None,
+        residual: bool = False,
+        output: LinearOutput | None = None,
+    ) -> None:
+        """Append :meth:`linear` of the experts that the last :meth:`route` chose for each row."""
+        op = self._product(None, activation, source, to, output or LinearOutput())
+        self._set_mixture(op, experts.mixture)
+        op.mixing = _GATHER if experts.gathers else _SPREAD
+        packed = [each.packed for each in experts.parts]
+        structs = (CWeights * len(packed))(*[each.struct for each in packed])
+        self._kept_alive += [packed, structs]
+        op.w = ctypes.cast(structs, ctypes.POINTER(CWeights))
+        op.residual = int(residual)
+
+    def _product(
+        self,
+        norm: Norm | None,
         activation: str | None,
         source: str,
         to: str,
-        output: LinearOutput | None,
+        output: LinearOutput,
     ) -> COp:
+        """Append a matrix product, without its weights."""
         op = self._append(_LINEAR)
-        op.scale, op.cap, layer_input, columns, feature = output or linear_output(linear)
-        op.layer_input = 0 if layer_input is None else layer_input + 1
-        op.first_column, op.columns = columns or (0, 0)
+        op.scale = output.scale
+        op.cap = output.cap
+        op.layer_input = 0 if output.layer_input is None else output.layer_input + 1
+        op.first_column, op.columns = output.columns or (0, 0)
         op.input = _BUFFERS[source]
         op.output = _BUFFERS[to]
-        self._set_feature(op, feature)
+        self._set_feature(op, output.feature)
         op.activation = _ACTIVATIONS[activation]
-        if isinstance(linear, Experts):
-            self._set_mixture(op, linear.mixture)
-            op.mixing = _GATHER if linear.gathers else _SPREAD
-            packed = [each.packed for each in linear.parts]
-            structs = (CWeights * len(packed))(
-                *[each.struct for each in packed if isinstance(each, PackedMatrix)]
-            )
-            self._kept_alive += [packed, structs]
-            op.w = ctypes.cast(structs, ctypes.POINTER(CWeights))
-        else:
-            self._set_weights(op, linear)
         self._set_norm(op, norm)
         return op
 
-    def recur(self, layer: Any, index: int) -> None:
+    def recur(self, layer: Layer, index: int) -> None:
+        """Append ``A = norm(o) · silu(z)`` for the outputs ``o`` of a recurrence.
+
+        The norm is left out unless it comes before the gate. Buffer ``B`` has the inputs of the
+        convolution and ``z``, the gates of the outputs. ``scores`` has the scalars of each row:
+        ``beta`` before its sigmoid, if the update rule has one, and the decay before its bias and
+        softplus, for each value head. The states are those of layer ``index`` (from 0) of the
+        cache. :class:`~pronk.checkpoint.config.RecurrentConfig` has the formulas, and
+        :mod:`pronk.cache.states` explains how the states are kept.
+
+        Args:
+            layer: a :class:`~pronk.models.decoder.Layer` with ``recurrent``.
+            index: layer number (from 0).
+        """
         assert self.cache is not None
         states = self.cache.states
         assert states is not None, "expected a cache with states of recurrent layers"
         config = layer.recurrent
+        assert config is not None, "expected a recurrent layer"
         for kind in (_MIX, _RECUR):
             op = self._append(kind)
             op.heads = config.value_heads
@@ -327,13 +492,23 @@ class KernelProgram(Program):
             self._set_norm(recur, layer.mixer_norm)
         self._has_recurrence = True
 
-    def group_norm(self, norm: Any, groups: int) -> None:
+    def group_norm(self, norm: Norm, groups: int) -> None:
+        """Append ``A = norm(A)``, over each of ``groups`` equal parts of its rows.
+
+        ``norm`` has a weight for each element of a row.
+        """
         op = self._append(_GROUP_NORM)
         op.heads = groups
         op.columns = len(norm.weight)
         self._set_norm(op, norm)
 
     def gate(self, target: str, gates: str, width: int, *, heads: int = 1) -> None:
+        """Append ``target = target · sigmoid(gates)``.
+
+        ``target`` is buffer ``A`` or ``B``, whose rows have ``width`` elements. ``gates`` is
+        buffer ``B`` with as many elements per row, or ``scores`` with one number for each of
+        ``heads`` equal parts of a row.
+        """
         op = self._append(_GATE)
         op.heads = heads
         op.input = _BUFFERS[gates]
@@ -342,7 +517,7 @@ class KernelProgram(Program):
 
     def norm(
         self,
-        norm: Any,
+        norm: Norm | None,
         *,
         source: str | int = "stream",
         to: str = "stream",
@@ -352,6 +527,14 @@ class KernelProgram(Program):
         width: int | None = None,
         feature: SavedFeature | None = None,
     ) -> None:
+        """Append a norm of a buffer; ``norm=None`` copies the buffer.
+
+        The operation is ``to = scale · norm(source)``, or ``to += scale · norm(source)`` with
+        ``residual``. ``to`` is ``"stream"``, ``"A"`` or ``"C"``. A ``source`` ``i`` is
+        ``collected[i]``, an argument of :meth:`run`. For ``part``, see :meth:`embed`. Rows have
+        ``width`` elements, if both are buffers; by default, as many as the stream. With
+        ``feature``, the cache saves the result as this feature, and ``to`` is not changed.
+        """
         op = self._append(_NORM)
         if isinstance(source, int):
             op.collected = source + 1
@@ -368,6 +551,12 @@ class KernelProgram(Program):
     def route(
         self, mixture: MixtureConfig, correction: Array | None, expert_scale: Array | None
     ) -> None:
+        """Append the choice of each row's experts and their weights.
+
+        Buffer ``scores`` has the router's outputs. ``correction``, float32 ``[experts]``, is added
+        to the scores for the choice; ``None``: nothing is added. The weights of an expert are
+        multiplied by its number in ``expert_scale``, float32 ``[experts]``; ``None``: by 1.
+        """
         op = self._append(_ROUTE)
         self._set_mixture(op, mixture)
         op.normalized = int(mixture.normalized)
@@ -381,10 +570,12 @@ class KernelProgram(Program):
         op.expert_scale = self._keep_alive(expert_scale)
 
     def store_feature(self, layer: int) -> None:
+        """Append an operation: save the residual stream after ``layer`` (from 1) as a feature."""
         assert self.cache is not None
         self._append(_STORE).keys = self._keep_alive(self.cache.features[layer])
 
     def collect_hidden(self, index: int) -> None:
+        """Append an operation: copy the residual stream to ``collected[index]`` of :meth:`run`."""
         self._append(_STORE).collected = index + 1
 
     def run(
@@ -394,6 +585,15 @@ class KernelProgram(Program):
         logits: Array | None = None,
         collected: Array | None = None,
     ) -> int:
+        """Run the program on the rows of a batch.
+
+        Return the number of experts read, over all layers. ``batch`` may be ``None`` for a program
+        without embedding, attention and convolution, which needs only the rows of ``stream``.
+
+        ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
+        ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and
+        ``collected`` ``[collected layers, rows, hidden]``.
+        """
         call = self._make_pass(batch, stream)
         experts_read = ctypes.c_int64()
         call.experts_read = ctypes.addressof(experts_read)
@@ -455,7 +655,7 @@ class KernelProgram(Program):
         return call
 
     @property
-    def _c_ops(self) -> Any:
+    def _c_ops(self) -> ctypes.Array[COp]:
         """The operations as a C array."""
         if self._compiled is None:
             self._compiled = (COp * len(self._ops))(*self._ops)
@@ -476,21 +676,17 @@ class KernelProgram(Program):
         op.keys = self._keep_alive(keys if len(keys) else None)
         op.values = self._keep_alive(cache.values[kv.layer])
 
-    def _set_matrix(self, op: COp, linear: Any) -> None:
+    def _set_matrix(self, op: COp, linear: Linear) -> None:
         """Set the matrix of an operation, without its adapters."""
-        packed = linear if isinstance(linear, PackedMatrix) else getattr(linear, "packed", None)
-        assert isinstance(packed, PackedMatrix), (
-            "expected weights packed for the kernels, found plain ones"
-        )
-        self._kept_alive.append(packed)
-        op.w = ctypes.pointer(packed.struct)
+        self._kept_alive.append(linear.packed)
+        op.w = ctypes.pointer(linear.packed.struct)
 
-    def _set_weights(self, op: COp, linear: Any) -> None:
+    def _set_weights(self, op: COp, linear: Linear) -> None:
         """Set the matrix of an operation, and its adapters."""
         self._set_matrix(op, linear)
-        adapters = getattr(linear, "adapters", None) or ()
+        adapters = linear.adapters
         structs = (CAdapter * len(adapters))(
-            *[each.struct if each else CAdapter() for each in adapters]
+            *[CAdapter() if each is None else each.struct for each in adapters]
         )
         self._kept_alive += [adapters, structs]
         op.num_adapters = len(adapters)
@@ -515,7 +711,7 @@ class KernelProgram(Program):
         op.experts = mixture.experts
         op.per_row = mixture.per_row
 
-    def _set_norm(self, op: COp, norm: Any) -> None:
+    def _set_norm(self, op: COp, norm: Norm | None) -> None:
         if norm is None:
             return
         op.norm = _RMS_NORM if norm.bias is None else _LAYER_NORM
