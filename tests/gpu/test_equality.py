@@ -53,12 +53,17 @@ def options(index: int) -> SamplingParams:
 
 
 def decode(*, drafts: bool) -> list[Request]:
-    """Decode the prompt in one batch, once for each drafter, with these drafters or without."""
+    """Decode the prompt in one batch, once for each drafter, with these drafters or without.
+
+    Without drafters, the host chooses all tokens from the logits.
+    """
     engine = gpu_engine(**SMALL, windows=(None, 8), max_batch=len(DRAFTERS))
     made = []
     for index, (spec, _) in enumerate(DRAFTERS.values()):
         drafter = make_drafter(spec).bind(engine.target) if drafts else None
         made.append(ask(PROMPT, options(index), drafter))
+        if not drafts:
+            made[-1].sampler.stateless_sampler = None
     run(engine, made)
     return made
 

@@ -2,8 +2,7 @@
 
 Weights are loaded part by part, so peak memory is little more than their size in the loaded dtype.
 An unquantized embedding is not copied, nor are embeddings of single layers: their rows are read
-from the mapped file. Quantized weights stay quantized with pronk's kernels, and are dequantized for
-the back end torch.
+from the mapped file. Quantized weights stay quantized.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from pronk.checkpoint.embedding import gguf_embedding_defaults, read_embedding_d
 from pronk.checkpoint.formats.scheme import parse_scheme
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.checkpoint.tensors import open_checkpoint, read_json
+from pronk.kernels.library import MAX_HEAD_DIM, Kernels
 from pronk.kernels.weight_cache import WeightCache
-from pronk.models.backend import Backend
 from pronk.models.decoder import Decoder
 from pronk.models.families import parse_config, parse_gguf
 from pronk.models.inventory import Inventory, tensor_names
-from pronk.models.linear import choose_linear
+from pronk.models.linear import LinearFactory, choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import plan_tensors
@@ -208,13 +207,14 @@ def load_decoder(
     config: ModelConfig,
     *,
     dtype: DType,
-    backend: Backend,
+    kernels: Kernels,
     weights: str = "plain",
     split: TensorSplit | None = None,
     cache: WeightCache | None = None,
+    linear: LinearFactory | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """Return a decoder with the weights of a model folder or GGUF file, packed by ``backend``.
+    """Return a decoder with the weights of a model folder or GGUF file, packed for the kernels.
 
     An unquantized embedding and learned positions are views of the mapped file, with the file's
     dtype.
@@ -223,20 +223,25 @@ def load_decoder(
         source: path of the model, or an open GGUF file.
         config: config of the model.
         dtype: data type of the unquantized weights.
-        backend: backend that computes the model.
+        kernels: the kernels that compute the model.
         weights: ``plain``, or ``int8`` or ``int4`` to quantize what the checkpoint does not
             (:func:`~pronk.models.linear.choose_linear`).
         split: shard of this process in tensor parallelism.
         cache: packed weights of earlier loads; weights that it lacks are added and saved.
+        linear: builds the linear layers, for another device than the CPU; the options ``weights``
+            and ``cache`` are then without effect.
         on_progress: called with the number of bytes read so far, and the total.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, damaged, of a wrong shape or dtype, or
             quantized in a format that tensor parallelism cannot split.
-        OptionError: ``weights`` is unknown, or quantizes without kernels.
+        ConfigError: the kernels lack attention heads of the model's sizes.
+        OptionError: ``weights`` is unknown.
     """
+    _check_heads(config, kernels)
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
-    linear = choose_linear(backend, weights, checkpoint.release, cache)
+    if linear is None:
+        linear = choose_linear(kernels, weights, checkpoint.release, cache)
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     # Order of loading: first embeddings, which a tied LM head needs; then the tied LM head; then
@@ -245,7 +250,7 @@ def load_decoder(
     parts.sort(
         key=lambda part: (part.kind not in lookups, bool(part.weight), -inventory.nbytes(part))
     )
-    decoder = Decoder(config, backend, None if split is None else split.shard_config)
+    decoder = Decoder(config, kernels, None if split is None else split.shard_config)
     placer = WeightPlacer(decoder, inventory, dtype, linear, split)
     sizes = [0 if part.kind == "mapped" else inventory.nbytes(part) for part in parts]
     loaded = 0
@@ -266,6 +271,18 @@ def load_decoder(
     if notes:
         warnings.warn(f"{checkpoint.folder.name}: {'; '.join(notes)}", stacklevel=2)
     return decoder
+
+
+def _check_heads(config: ModelConfig, kernels: Kernels) -> None:
+    """Raise a ConfigError if the kernels lack attention heads of the model's sizes."""
+    unsupported = [size for size in config.head_dims if not kernels.supports_head_dim(size)]
+    if unsupported:
+        refuse(
+            "head_dim",
+            f"expected an even number of at most {MAX_HEAD_DIM}, found {max(unsupported)}; "
+            "use another model",
+            ConfigError,
+        )
 
 
 @dataclass(frozen=True)
