@@ -127,8 +127,8 @@ def test_a_device(install: Install) -> None:
 
 def test_a_device_that_no_package_adds(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["generate", "--device", "tpu", "x"])
-    assert capsys.readouterr().err == "pronk: error: device: expected one of cpu, cuda, found 'tpu'\n"
+        main(["generate", "--device", "metal", "x"])
+    assert capsys.readouterr().err == "pronk: error: device: expected one of cpu, cuda, found 'metal'\n"
 
 
 def test_a_drafter_is_available_everywhere(install: Install) -> None:

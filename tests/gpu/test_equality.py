@@ -9,9 +9,11 @@ import pytest
 from engine.cases import SPECS, ask, assert_same, text, total
 from gpu.tiny_gpu import gpu_engine, gpu_runner
 from guides import TOY
+from pronk import OptionError
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
-from pronk.drafting import make_drafter
+from pronk.drafting import Capabilities, make_drafter
+from pronk.drafting.proposer import check_needs
 from pronk.engine.request import Request
 from pronk.gpu import attention
 from pronk.gpu.runner import GpuRunner
@@ -76,6 +78,13 @@ def test_drafters_equal_plain_decoding() -> None:
         assert request.stats.drafted > 0, name
     assert total(got, "accepted") > 3
     assert got[-1].stats.sources["grammar"].accepted > 0
+
+
+def test_drafters_that_read_the_targets_keys_are_refused() -> None:
+    target = gpu_engine(**SMALL, windows=(None, 8)).target
+    message = "^reader: expected the target's KV cache in the machine's memory, found it on another"
+    with pytest.raises(OptionError, match=message):
+        check_needs("reader", Capabilities(kv_layers=(1,)), target)
 
 
 def forward(

@@ -26,6 +26,8 @@ class GpuPool(PagedCache):
         OptionError: ``kv_dtype`` is not that of the model.
     """
 
+    is_in_memory = False
+
     def __init__(
         self, config: ModelConfig, *, device: torch.device, kernels: Kernels, **options: Any
     ) -> None:

@@ -7,6 +7,7 @@ layers that the runner copies to the machine's memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -155,26 +156,29 @@ class GpuRunner(ModelRunner):
         executor = self._device_executor
         layers = executor.with_features(tuple(collect), self._num_layers)
         rows = list(batch.logits_rows)
-        step = self.steps.run(batch, layers, lambda count: _noise_of_rows(batch, count))
+        chooses = any(entry.stateless_sampler is not None for entry in batch.entries)
+        make_noise = partial(_noise_of_rows, batch) if chooses else None
+        step = self.steps.run(batch, layers, make_noise)
+        tokens: Tensor | None = None
         if step is None:
             output = executor.run_rows(batch, self._num_layers, layers, has_logits=bool(rows))
             logits = output.logits
-            tokens = None if logits is None else self._choose(batch, logits)
+            if logits is not None and chooses:
+                tokens = self._choose(batch, logits)
         else:
             output = step.output
-            index = torch.tensor(rows, dtype=torch.int64)
             assert output.logits is not None
+            index = torch.tensor(rows, dtype=torch.int64)
             logits = output.logits[index.to(output.logits.device)]
-            tokens = step.tokens.cpu()[index]
+            tokens = None if step.tokens is None else step.tokens.cpu()[index]
         hidden = executor.save_features(batch, output)
-        if logits is None or tokens is None:
+        if logits is None:
             logits = torch.empty(0, self.decoder.config.vocab_size)
-            tokens = torch.empty(0, dtype=torch.int32)
         return ForwardResult(
             [DeviceLogits(part) for part in logits.split(batch.logits_counts)],
             {layer: batch.split_rows(hidden[layer]) for layer in collect},
             self.clock() - start_time,
-            _sampled(batch, tokens.tolist()),
+            None if tokens is None else _sampled(batch, tokens.tolist()),
         )
 
     def _choose(self, batch: ForwardBatch, logits: Tensor) -> Tensor:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
 
 from pronk.backends import ForwardBatch
 from pronk.gpu.choose import Noise, choose
-from pronk.gpu.layout import LayoutSize, layout_of, measure, pack_layout
+from pronk.gpu.layout import Integers, LayoutSize, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
 
 ROW_BUCKETS = (16, 64, 128)
@@ -33,7 +32,9 @@ class StepOutput(NamedTuple):
     """Result of a step on the device; a graph overwrites it at its next launch."""
 
     output: ModelOutput
-    tokens: Tensor  # int32 ``[rows]``: the target's token after each row; -1: not finite
+    # int32 ``[rows]``: the target's token after each row; -1: a logit is not finite. ``None``: no
+    # tokens were asked for.
+    tokens: Tensor | None
 
 
 def bucket_of(size: LayoutSize, block_size: int) -> LayoutSize | None:
@@ -49,22 +50,21 @@ def bucket_of(size: LayoutSize, block_size: int) -> LayoutSize | None:
 class _Inputs:
     """Inputs of a step on the device."""
 
-    numbers: Tensor
-    keys: Tensor
-    temperatures: Tensor
+    layout: Tensor  # the array of :func:`pack_layout`
+    noise: tuple[Tensor, ...]  # keys and temperatures; empty: no tokens are chosen
 
     @classmethod
-    def of(cls, numbers: np.ndarray[tuple[int], np.dtype[np.int32]], noise: Noise) -> _Inputs:
-        return cls(*(torch.from_numpy(part) for part in (numbers, *noise)))
+    def of(cls, numbers: Integers, noise: Noise | None) -> _Inputs:
+        return cls(torch.from_numpy(numbers), tuple(torch.from_numpy(part) for part in noise or ()))
 
     def to(self, device: torch.device) -> _Inputs:
-        return _Inputs(self.numbers.to(device), self.keys.to(device), self.temperatures.to(device))
+        return _Inputs(self.layout.to(device), tuple(part.to(device) for part in self.noise))
 
     def update(self, other: _Inputs) -> None:
         """Overwrite the numbers, at the same addresses."""
-        self.numbers.copy_(other.numbers)
-        self.keys.copy_(other.keys)
-        self.temperatures.copy_(other.temperatures)
+        self.layout.copy_(other.layout)
+        for own, new in zip(self.noise, other.noise, strict=True):
+            own.copy_(new)
 
 
 class Steps:
@@ -78,18 +78,22 @@ class Steps:
     def __init__(self, model: GpuModel) -> None:
         self.model = model
         self.pads = model.device.type == "cuda"
-        self._graphs: dict[tuple[LayoutSize, frozenset[int]], _CapturedStep] = {}
+        self._graphs: dict[tuple[LayoutSize, frozenset[int], bool], _CapturedStep] = {}
         self._version = model.pool.version
 
     def run(
-        self, batch: ForwardBatch, collect: frozenset[int], make_noise: Callable[[int], Noise]
+        self,
+        batch: ForwardBatch,
+        collect: frozenset[int],
+        make_noise: Callable[[int], Noise] | None,
     ) -> StepOutput | None:
         """Run a batch; return ``None`` if it is too large for a step.
 
         Args:
             batch: the rows.
             collect: layers whose output is returned.
-            make_noise: returns the noise of all rows, for the number of rows of the step.
+            make_noise: returns the noise of all rows, for the number of rows of the step; ``None``
+                if no tokens are chosen.
         """
         pool = self.model.pool
         needed = measure(batch, pool)
@@ -102,11 +106,12 @@ class Steps:
             self._graphs.clear()
             self._version = pool.version
         numbers = pack_layout(batch, pool, size, pool.free_slot)
-        inputs = _Inputs.of(numbers, make_noise(size.rows))
+        noise = None if make_noise is None else make_noise(size.rows)
+        inputs = _Inputs.of(numbers, noise)
         function = partial(self._compute, size, collect)
         if self.model.device.type != "cuda":
             return function(inputs.to(self.model.device))
-        key = (size, collect)
+        key = (size, collect, noise is not None)
         if key not in self._graphs:
             self._graphs[key] = _CapturedStep(function, inputs.to(self.model.device))
         return self._graphs[key].run(inputs)
@@ -115,7 +120,7 @@ class Steps:
     def _compute(self, size: LayoutSize, collect: frozenset[int], inputs: _Inputs) -> StepOutput:
         pool = self.model.pool
         last = size.pages * pool.block_size - 1
-        layout = layout_of(inputs.numbers, size, pool.block_size, last)
+        layout = layout_of(inputs.layout, size, pool.block_size, last)
         rows = torch.arange(size.rows, device=self.model.device)
         output = self.model.forward(
             layout,
@@ -123,8 +128,10 @@ class Steps:
             collect=collect,
             logits_rows=rows,
         )
+        if not inputs.noise:
+            return StepOutput(output, None)
         assert output.logits is not None
-        return StepOutput(output, choose(output.logits, inputs.keys, inputs.temperatures))
+        return StepOutput(output, choose(output.logits, *inputs.noise))
 
 
 class _CapturedStep:

@@ -43,8 +43,8 @@ class ModelOptions:
     device: Annotated[
         str,
         Option(
-            "Device that the model runs on: cpu, cuda (an NVIDIA GPU; experimental), or one that an "
-            "installed package adds.",
+            "Device that the model runs on: cpu, cuda (an NVIDIA GPU; experimental), or one that "
+            "an installed package adds.",
             details="The extra ``gpu`` is for cuda. Packages add devices by entry points "
             "(:mod:`pronk.base.guests`).",
         ),
