@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint, transformers_logits
-from gpu.tiny_gpu import CPU
+from gpu.tiny_gpu import DEVICE
 from pronk import LLM, OptionError, SamplingParams
 from pronk.base.arrays import FLOAT32
 from pronk.cache.blocks import BlockTable
@@ -39,7 +39,7 @@ TOKENS = [5, 17, 200, 31, 9, 64]
 def runner_of(folder: Path, weights: str = "plain") -> GpuRunner:
     """Return the runner of a checkpoint, on the CPU."""
     config = read_config(folder)
-    opened = GpuDevice(LLMOptions(folder, weights=weights), folder, config, kernels(), CPU)
+    opened = GpuDevice(LLMOptions(folder, weights=weights), folder, config, kernels(), DEVICE)
     pool = opened.pool(config, kernels=kernels(), num_blocks=4, block_size=16, dtype=FLOAT32)
     decoder = load_decoder(folder, config, dtype=FLOAT32, kernels=kernels(), weights=weights)
     made = opened.make_runner(decoder, pool)
@@ -84,7 +84,7 @@ def test_a_machine_without_a_gpu(
 def test_options_that_need_the_cpu(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(device, "find_gpu", lambda name: CPU)
+    monkeypatch.setattr(device, "find_gpu", lambda name: DEVICE)
     folder = tiny_checkpoint(tmp_path)
     given = LLMOptions(folder, device="cuda", **options)
     with pytest.raises(OptionError, match=f"^{message}"):
@@ -102,7 +102,7 @@ def test_options_that_need_the_cpu(
 def test_other_models_are_refused(
     family: str, found: str, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "find_gpu", lambda name: CPU)
+    monkeypatch.setattr(device, "find_gpu", lambda name: DEVICE)
     folder = checkpoint(family)
     with pytest.raises(OptionError, match=f"found {found}; use device='cpu'$"):
         open_gpu(LLMOptions(folder), folder, FLOAT32, read_config(folder), kernels())
@@ -110,7 +110,7 @@ def test_other_models_are_refused(
 
 def test_a_model_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The tokens of the CPU, with weights in 4 bits and a drafter, in one step of two requests."""
-    monkeypatch.setattr(device, "find_gpu", lambda name: CPU)
+    monkeypatch.setattr(device, "find_gpu", lambda name: DEVICE)
     folder = tiny_checkpoint(tmp_path, layers=1, hidden=32)
     params = [SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, temperature=0.8, seed=1)]
     prompts = [[5, 6, 5], [7]]

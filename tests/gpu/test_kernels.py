@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu.tiny_gpu import CPU, gpu_runner
+from gpu.tiny_gpu import DEVICE, gpu_runner, put
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
@@ -32,7 +32,7 @@ def matrices() -> dict[str, tuple[Array, GpuMatrix]]:
     """Return the weights and the matrix of each format, of 20 outputs and 1,100 inputs."""
     weight = draw(1, 20, 1100)
     bias = draw(2, 20)
-    plain = load_matrix(weight, bias, dtype=FLOAT32, device=CPU)
+    plain = load_matrix(weight, bias, dtype=FLOAT32, device=DEVICE)
     found = {"plain": (weight, plain)}
     order = np.random.default_rng(3).permutation(1100)
     low = round_weights(kernels(), weight, 4, 32)
@@ -45,7 +45,7 @@ def matrices() -> dict[str, tuple[Array, GpuMatrix]]:
         "int4, one group": round_weights(kernels(), weight, 4, 1152 - 24),
     }
     for name, matrix in forms.items():
-        loaded = load_matrix(matrix, bias, dtype=FLOAT32, device=CPU)
+        loaded = load_matrix(matrix, bias, dtype=FLOAT32, device=DEVICE)
         found[name] = (matrix.dequantize(), loaded)
     return found
 
@@ -54,9 +54,9 @@ def matrices() -> dict[str, tuple[Array, GpuMatrix]]:
 def test_products_are_those_of_numpy(name: str) -> None:
     weight, matrix = matrices()[name]
     assert plan_product(20, 1100).num_splits == 2
-    assert np.array_equal(to_array(matrix.rows(torch.arange(20))), weight)
+    assert np.array_equal(to_array(matrix.rows(torch.arange(20, device=DEVICE))), weight)
     x = draw(4, 5, 1100)
-    got = to_array(multiply(torch.from_numpy(x), matrix))
+    got = to_array(multiply(put(x), matrix))
     assert np.abs(got - (x @ weight.T + draw(2, 20))).max() < 2e-4
 
 
@@ -71,15 +71,15 @@ def test_blocks_of_gguf_files_keep_their_numbers(kind: str, size: int, values: i
     stored[..., : 2 * count] = halves.reshape(12, -1, 4)[..., : 2 * count]
     rows = stored.reshape(12, -1)
     matrix = BlockMatrix(kind, inputs, (BlockRows(rows[:8], heads=2), BlockRows(rows[8:])))
-    loaded = load_matrix(matrix, None, dtype=FLOAT32, device=CPU)
+    loaded = load_matrix(matrix, None, dtype=FLOAT32, device=DEVICE)
     type_ = next(each for each in TENSOR_TYPES.values() if each.name == kind)
     want = unpack(rows, type_, np.empty((12, inputs), np.uint8)).dequantize()
     # of each head of 4 rows, the rows 0 2 1 3
     want = want[[0, 2, 1, 3, 4, 6, 5, 7, 8, 9, 10, 11]]
-    assert np.array_equal(to_array(loaded.rows(torch.arange(12))), want)
+    assert np.array_equal(to_array(loaded.rows(torch.arange(12, device=DEVICE))), want)
     assert loaded.nbytes <= 1.03 * stored.nbytes
     x = draw(15, 3, inputs)
-    got = to_array(multiply(torch.from_numpy(x), loaded))
+    got = to_array(multiply(put(x), loaded))
     assert np.abs(got - x @ want.T).max() < 1e-5 * np.abs(want).max() * inputs
 
 
@@ -112,7 +112,7 @@ def find_dependent_formats() -> list[str]:
     for name, (_, matrix) in matrices().items():
         if name not in ("plain", "int4"):
             continue
-        x = torch.from_numpy(draw(5, 70, 1100)).bfloat16()
+        x = put(draw(5, 70, 1100)).bfloat16()
         whole = multiply(x, matrix, torch.float32)
         alone = torch.cat([multiply(x[row : row + 1], matrix, torch.float32) for row in (0, 66)])
         if not torch.equal(whole[[0, 66]], alone):
@@ -123,7 +123,7 @@ def find_dependent_formats() -> list[str]:
 def test_norms_and_gates_are_those_of_numpy() -> None:
     x = draw(6, 9, 50)
     weight = draw(7, 50)
-    got = to_array(normalize(torch.from_numpy(x), RowNorm(torch.from_numpy(weight), 1e-5)))
+    got = to_array(normalize(put(x), RowNorm(put(weight), 1e-5)))
     want = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * weight
     assert np.abs(got - want).max() < 1e-5
     g, u = np.split(x, 2, axis=1)
@@ -132,8 +132,8 @@ def test_norms_and_gates_are_those_of_numpy() -> None:
         ("gelu", torch.nn.functional.gelu),
         ("gelu_tanh", lambda z: torch.nn.functional.gelu(z, approximate="tanh")),
     ):
-        expected = to_array(function(torch.from_numpy(g))) * u
-        assert np.abs(to_array(gate(torch.from_numpy(x), activation)) - expected).max() < 1e-5
+        expected = to_array(function(put(g))) * u
+        assert np.abs(to_array(gate(put(x), activation)) - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("window", [None, 70])
@@ -147,22 +147,22 @@ def test_attention_is_that_of_numpy(window: int | None) -> None:
     committed = np.array([97, 36], np.int32)
     tables = np.array([[3, 9, 4, 1, 0, 11, 7], [5, 2, 8, 0, 0, 0, 0]], np.int32)
     paths = np.array([[200, 250, 201, 202], [210, 0, 0, 0]], np.int32)
-    own = torch.arange(2, dtype=torch.int32)
+    own = torch.arange(2, dtype=torch.int32, device=DEVICE)
     layout = RowLayout(
         own,
-        torch.from_numpy(positions),
+        put(positions),
         own,
         own,
-        torch.from_numpy(committed),
+        put(committed),
         own,
-        torch.from_numpy(tables),
-        torch.from_numpy(paths),
+        put(tables),
+        put(paths),
         16,
         100,
     )
     sinks = draw(11, heads)
-    options = AttentionOptions(0.3, 5.0, window, torch.from_numpy(sinks))
-    arrays = [torch.from_numpy(each) for each in (queries, keys, values)]
+    options = AttentionOptions(0.3, 5.0, window, put(sinks))
+    arrays = [put(each) for each in (queries, keys, values)]
     got = to_array(attend(*arrays, layout, options))
     for row, position in enumerate(positions):
         length = committed[row]
@@ -187,7 +187,7 @@ def test_choices_are_those_of_the_library() -> None:
     samplers = [StatelessSampler(each, 7 + row) for row, each in enumerate(temperatures)]
     positions = [5, 6, 7, 1000, 2**31, 9, 3, 8]
     noise = noise_of(samplers, positions, 8)
-    got = choose(torch.from_numpy(logits), *(torch.from_numpy(part) for part in noise)).tolist()
+    got = choose(put(logits), *(put(part) for part in noise)).tolist()
     want = [
         sampler.choose(kernels(), row, position)
         for sampler, row, position in zip(samplers, logits, positions, strict=True)
@@ -199,10 +199,10 @@ def test_choices_are_those_of_the_library() -> None:
 
 def test_noise_has_the_bits_of_the_library() -> None:
     """With equal logits, the noise alone decides; keys near each other differ in the last bits."""
-    logits = torch.zeros(20, 1000)
+    logits = torch.zeros(20, 1000, device=DEVICE)
     samplers = [StatelessSampler(1.0, 3)] * 20
     noise = noise_of(samplers, range(20), 20)
-    got = choose(logits, *(torch.from_numpy(part) for part in noise)).tolist()
+    got = choose(logits, *(put(part) for part in noise)).tolist()
     assert got == [samplers[0].choose(kernels(), np.zeros(1000, np.float32), i) for i in range(20)]
     assert len(set(got)) > 15
 
@@ -210,8 +210,7 @@ def test_noise_has_the_bits_of_the_library() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_captured_steps_equal_plain_calls() -> None:
     """On a device: a graph gives the bits of the calls that it has captured."""
-    device = torch.device("cuda")
-    runner = gpu_runner(BFLOAT16, device=device)
+    runner = gpu_runner(BFLOAT16)
     table = BlockTable()
     runner.cache.prepare(table, 9)
     entry = BatchEntry(table, TokenTree.chain(range(3, 12)), range(9))

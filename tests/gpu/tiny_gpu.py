@@ -1,20 +1,26 @@
-"""Tiny models on the runner of :mod:`pronk.gpu`, on the CPU by Triton's interpreter."""
+"""Tiny models on the runner of :mod:`pronk.gpu`: on a GPU, or on the CPU by Triton's interpreter."""
 
 from typing import Any
 
 import torch
 
-from pronk.base.arrays import FLOAT32, DType
+from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
+from pronk.gpu.convert import to_tensor
 from pronk.gpu.model import GpuModel
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner
 from pronk.gpu.weights import gpu_linear
 from tiny_models import POISON, decoder_of, kernels, tiny_module
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def put(array: Array) -> torch.Tensor:
+    """Copy an array to the device of the tests."""
+    return to_tensor(array).to(DEVICE)
 
 
 def gpu_runner(
@@ -23,14 +29,13 @@ def gpu_runner(
     weights: str = "plain",
     share_prefixes: bool = False,
     num_blocks: int = 64,
-    device: torch.device = CPU,
     **shape: Any,
 ) -> GpuRunner:
     """Return the runner of a tiny model; ``shape`` as in :func:`tiny_models.tiny_config`."""
     module = tiny_module(dtype, **shape)
     pool = GpuPool(
         module.config,
-        device=device,
+        device=DEVICE,
         kernels=kernels(),
         num_blocks=num_blocks,
         block_size=16,
@@ -41,7 +46,7 @@ def gpu_runner(
     for layer in range(module.config.num_layers):
         for tensor in pool.layer(layer):
             tensor.fill_(POISON)
-    on_device = decoder_of(module, kernels(), linear=gpu_linear(kernels(), weights, dtype, device))
+    on_device = decoder_of(module, kernels(), linear=gpu_linear(kernels(), weights, dtype, DEVICE))
     return GpuRunner(decoder_of(module, kernels(), weights), GpuModel(on_device, pool))
 
 

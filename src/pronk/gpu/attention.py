@@ -106,6 +106,7 @@ def _attend_rows(
         options.cap or 0.0,
         window,
         HAS_CAP=options.cap is not None,
+        HAS_WINDOW=options.window is not None,
         GROUP=num_heads // num_keys,
         GROUP_BLOCK=max(_MIN_GROUP, triton.next_power_of_2(num_heads // num_keys)),
         SIZE=size,
@@ -132,6 +133,7 @@ def _attend_rows(
         SIZE_BLOCK=max(16, triton.next_power_of_2(size)),
         SPLIT=SPLIT,
         HAS_SINKS=options.sinks is not None,
+        HAS_WINDOW=options.window is not None,
         num_warps=4,
     )
 
@@ -166,6 +168,7 @@ def _attend_split(
     cap: tl.tensor,
     window: tl.tensor,
     HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
@@ -186,7 +189,7 @@ def _attend_split(
     table = tables + tl.load(entries + row).to(tl.int64) * table_stride
     path = paths + tl.load(row_paths + row).to(tl.int64) * path_stride
     first = 0
-    if window > 0:
+    if HAS_WINDOW:
         first = tl.maximum(position - window + 1, 0)
     begin = tl.maximum(split * SPLIT, first // KEY_BLOCK * KEY_BLOCK)
     end = tl.minimum((split + 1) * SPLIT, position + 1)
@@ -246,6 +249,7 @@ def _combine_splits(
     SIZE_BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ) -> None:
     """Combine the splits of all heads of a row, in the order of their positions."""
     program = tl.program_id(0).to(tl.int64)
@@ -263,7 +267,7 @@ def _combine_splits(
         total = tl.zeros((HEADS_BLOCK,), tl.float32)
     result = tl.zeros((HEADS_BLOCK, SIZE_BLOCK), tl.float32)
     first = 0
-    if window > 0:
+    if HAS_WINDOW:
         first = tl.maximum(position - window + 1, 0)
     for split in range(first // SPLIT, position // SPLIT + 1):
         cell = (program * HEADS + head) * num_splits + split

@@ -119,7 +119,7 @@ def _multiply_rows(x: Tensor, matrix: GpuMatrix, y: Tensor) -> None:
         SPLIT_BLOCKS=plan.split_blocks,
         UPCASTS=UPCASTS,
         num_warps=4,
-        num_stages=3,
+        num_stages=3 if x.element_size() == 2 else 2,  # as many as fit the shared memory
     )
     block = 1024
     _add_splits[(ceil_div(rows * matrix.outputs, block),)](
@@ -148,14 +148,17 @@ def _group_values(
 
     Returns ``[outputs, WIDTH]`` in float32; ``count`` is the number of groups of an output.
     """
+    outputs: tl.constexpr = output.shape[0]
     if GROUP < WIDTH:
         groups = first // GROUP + tl.arange(0, WIDTH // GROUP)
         address = pointer + output[:, None] * count + groups[None, :]
         values = tl.load(address, mask=has_output[:, None], other=0).to(tl.float32)
-        shape: tl.constexpr = (values.shape[0], WIDTH // GROUP, GROUP)
-        return tl.reshape(tl.broadcast_to(values[:, :, None], shape), (values.shape[0], WIDTH))
-    values = tl.load(pointer + output * count + first // GROUP, mask=has_output, other=0)
-    return tl.broadcast_to(values.to(tl.float32)[:, None], (values.shape[0], WIDTH))
+        repeated = tl.broadcast_to(values[:, :, None], (outputs, WIDTH // GROUP, GROUP))
+        result = tl.reshape(repeated, (outputs, WIDTH))
+    else:
+        values = tl.load(pointer + output * count + first // GROUP, mask=has_output, other=0)
+        result = tl.broadcast_to(values.to(tl.float32)[:, None], (outputs, WIDTH))
+    return result
 
 
 @triton.jit
@@ -240,43 +243,43 @@ def _multiply_tile(
         num_groups = tl.cdiv(tl.cdiv(num_inputs, INPUT_BLOCK) * INPUT_BLOCK, GROUP)
     sums = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
     column = tl.arange(0, half)
-    for block in range(SPLIT_BLOCKS):
+    num_blocks = tl.cdiv(num_inputs, INPUT_BLOCK) - split * SPLIT_BLOCKS
+    for block in range(tl.minimum(num_blocks, SPLIT_BLOCKS)):
         first = (split * SPLIT_BLOCKS + block) * INPUT_BLOCK
-        if first < num_inputs:
+        if FORMAT == "int4":
+            address = values + output[:, None] * stride + first // 2 + column[None, :]
+            packed = tl.load(address, mask=has_output[:, None], other=0)
+        for part in tl.static_range(2):
+            start = first + part * half
+            inputs = start + column
+            x = tl.load(
+                x_pointer + row[:, None] * num_inputs + inputs[None, :],
+                mask=has_row[:, None] & (inputs < num_inputs)[None, :],
+                other=0.0,
+            )
             if FORMAT == "int4":
-                address = values + output[:, None] * stride + first // 2 + column[None, :]
-                packed = tl.load(address, mask=has_output[:, None], other=0)
-            for part in tl.static_range(2):
-                start = first + part * half
-                inputs = start + column
-                x = tl.load(
-                    x_pointer + row[:, None] * num_inputs + inputs[None, :],
-                    mask=has_row[:, None] & (inputs < num_inputs)[None, :],
-                    other=0.0,
+                weights = packed & 15 if part == 0 else packed >> 4
+            else:
+                address = values + output[:, None] * stride + inputs[None, :]
+                weights = tl.load(address, mask=has_output[:, None], other=0)
+            if FORMAT != "plain":
+                weights = _dequantize(
+                    weights,
+                    scale,
+                    minimum,
+                    factor,
+                    minimum_factor,
+                    output,
+                    has_output,
+                    start,
+                    num_groups,
+                    GROUP,
+                    ZERO,
+                    HAS_MINIMUM,
+                    HAS_FACTOR,
+                    half,
                 )
-                if FORMAT == "int4":
-                    weights = packed & 15 if part == 0 else packed >> 4
-                else:
-                    address = values + output[:, None] * stride + inputs[None, :]
-                    weights = tl.load(address, mask=has_output[:, None], other=0)
-                if FORMAT != "plain":
-                    weights = _dequantize(
-                        weights,
-                        scale,
-                        minimum,
-                        factor,
-                        minimum_factor,
-                        output,
-                        has_output,
-                        start,
-                        num_groups,
-                        GROUP,
-                        ZERO,
-                        HAS_MINIMUM,
-                        HAS_FACTOR,
-                        half,
-                    )
-                sums = _add_product(sums, x, weights, UPCASTS)
+            sums = _add_product(sums, x, weights, UPCASTS)
     address = (split * num_rows + row).to(tl.int64)[:, None] * num_outputs + output[None, :]
     tl.store(sums_pointer + address, sums, mask=has_row[:, None] & has_output[None, :])
 
