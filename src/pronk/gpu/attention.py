@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pronk.gpu.launch import UPCASTS, ceil_div
+from pronk.gpu.launch import OPTIONS, UPCASTS, ceil_div
 from pronk.gpu.layout import RowLayout
 
 KEY_BLOCK = 64
@@ -117,6 +117,7 @@ def _attend_rows(
         UPCASTS=UPCASTS,
         num_warps=4,
         num_stages=2,
+        **OPTIONS,
     )
     _combine_splits[(stop - start,)](
         sums,
@@ -135,6 +136,7 @@ def _attend_rows(
         HAS_SINKS=options.sinks is not None,
         HAS_WINDOW=options.window is not None,
         num_warps=4,
+        **OPTIONS,
     )
 
 
@@ -210,10 +212,10 @@ def _attend_split(
         page = tl.load(table + index // PAGE, mask=is_visible & ~in_tree, other=0)
         node = tl.load(path + index - length, mask=is_visible & in_tree, other=0)
         slot = tl.where(in_tree, node, page * PAGE + index % PAGE).to(tl.int64)
-        address = (key_head * num_slots + slot)[:, None] * SIZE + column[None, :]
+        number = (key_head * num_slots + slot)[:, None] * SIZE + column[None, :]
         is_read = is_visible[:, None] & has_column
-        key = tl.load(keys + address, mask=is_read, other=0.0)
-        value = tl.load(values + address, mask=is_read, other=0.0)
+        key = tl.load(keys + number, mask=is_read, other=0.0)
+        value = tl.load(values + number, mask=is_read, other=0.0)
         scores = _product(query, tl.trans(key), UPCASTS) * scale
         if HAS_CAP:
             # tanh(z) is 1 - 2 / (exp(2 z) + 1)

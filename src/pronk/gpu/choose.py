@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.backends import StatelessSampler, noise_key
-from pronk.gpu.launch import ceil_div
+from pronk.gpu.launch import OPTIONS, ceil_div
 
 _BLOCK = 1024  # tokens of a program
 
@@ -69,10 +69,10 @@ def choose(logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
     tokens = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(rows, dtype=torch.int32, device=logits.device)
     _choose_in_block[(rows, num_blocks)](
-        logits, keys, temperatures, best, tokens, vocab, BLOCK=_BLOCK, enable_fp_fusion=False
+        logits, keys, temperatures, best, tokens, vocab, BLOCK=_BLOCK, **OPTIONS
     )
     _choose_block[(rows,)](
-        best, tokens, chosen, num_blocks, BLOCK=triton.next_power_of_2(num_blocks)
+        best, tokens, chosen, num_blocks, BLOCK=triton.next_power_of_2(num_blocks), **OPTIONS
     )
     return chosen
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pronk.gpu.launch import ceil_div
+from pronk.gpu.launch import OPTIONS, ceil_div
 
 # Rows of a program of :func:`normalize`. Wide rows have a program each.
 _NORM_ROWS = 8
@@ -45,6 +45,7 @@ def normalize(x: Tensor, norm: RowNorm) -> Tensor:
         ROWS=program_rows,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
+        **OPTIONS,
     )
     return y
 
@@ -77,7 +78,7 @@ def gate(x: Tensor, activation: str) -> Tensor:
     rows, both = x.shape
     y = torch.empty(rows, both // 2, dtype=x.dtype, device=x.device)
     _gate[(ceil_div(y.numel(), _GATE_BLOCK),)](
-        x, y, y.numel(), both // 2, ACTIVATION=activation, BLOCK=_GATE_BLOCK
+        x, y, y.numel(), both // 2, ACTIVATION=activation, BLOCK=_GATE_BLOCK, **OPTIONS
     )
     return y
 
@@ -173,6 +174,7 @@ def rotate(
         HAS_NORM=norms is not None,
         PAIRS=_HEADS,
         BLOCK=triton.next_power_of_2(heads.size),
+        **OPTIONS,
     )
     return queries
 
