@@ -921,11 +921,8 @@ def serve(path: str, threads: int, context: int, pipe: Connection) -> None:
     """
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - only these processes need it
     from pronk.cache.blocks import BlockTable  # noqa: PLC0415
-    from pronk.lab.bench.machine import (  # noqa: PLC0415
-        BandwidthMeter,
-        PeakMemory,
-        describe_hardware,
-    )
+    from pronk.diagnosis import BandwidthMeter  # noqa: PLC0415
+    from pronk.lab.bench.machine import PeakMemory, describe_hardware  # noqa: PLC0415
     from pronk.models.decoder import fixed_costs, forward_weights  # noqa: PLC0415
     from pronk.models.forward_batch import BatchEntry, ForwardBatch  # noqa: PLC0415
     from pronk.sampling.tree import TokenTree  # noqa: PLC0415

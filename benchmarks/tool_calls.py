@@ -17,7 +17,12 @@ right
     The calls and their arguments are the expected ones, in any order, by BFCL's possible answers.
 
 Answers are appended to the given file, one JSON object a line, and an answer that stands there is
-not asked for again. The last line of the output is one JSON object.
+not asked for again. The output is a table in Markdown, and its last line is one JSON object.
+
+The grammar of llama.cpp's server for ``required`` allows any text before the marker of a call
+(``autoparser::build_tool_parser_json_native`` in b11434). A small model may write such text up to
+the limit of tokens. With ``--begin`` and the marker, here ``<tool_call>`` and a line feed, each
+answer begins with the call.
 """
 
 from __future__ import annotations
@@ -90,11 +95,25 @@ def read_cases(folder: Path, kind: str, count: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def ask(url: str, model: str, case: Mapping[str, Any], choice: str, limit: int) -> dict[str, Any]:
-    """Return a server's message in answer to a prompt, with ``finish_reason``."""
+def ask(
+    url: str, model: str, case: Mapping[str, Any], choice: str, limit: int, begin: str = ""
+) -> dict[str, Any]:
+    """Return a server's message in answer to a prompt, with ``finish_reason``.
+
+    Args:
+        url: address of the server, with ``/v1``.
+        model: name of the model.
+        case: prompt of :func:`read_cases`.
+        choice: OpenAI's field ``tool_choice``.
+        limit: largest number of tokens.
+        begin: text with which the answer begins, sent as the last message; "" sends none.
+    """
+    messages = list(case["messages"])
+    if begin:
+        messages.append({"role": "assistant", "content": begin})
     body = {
         "model": model,
-        "messages": case["messages"],
+        "messages": messages,
         "tools": case["tools"],
         "tool_choice": choice,
         "parallel_tool_calls": not case["id"].startswith("simple"),
@@ -203,6 +222,22 @@ def count_results(
     return counts
 
 
+def as_table(counts: Mapping[str, Mapping[str, int]], choices: Sequence[str]) -> str:
+    """Return the counts as a table in Markdown, one row for each choice."""
+    heads = ["tool choice", "valid", "right function"]
+    heads += [f"right, {kind.partition('_')[0]}" for kind in KINDS]
+    lines = [heads, ["---"] * len(heads)]
+    for choice in choices:
+        rows = [counts[f"{choice}, {kind}"] for kind in KINDS]
+        prompts = sum(row["prompts"] for row in rows)
+        valid = sum(row["valid"] for row in rows)
+        function = sum(row["function"] for row in rows)
+        cells = [f"`{choice}`", f"{valid} of {prompts}", f"{function} of {prompts}"]
+        cells += [f"{row['right']} of {row['prompts']}" for row in rows]
+        lines.append(cells)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -214,6 +249,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30, help="prompts of each kind")
     parser.add_argument("--choices", nargs="+", choices=CHOICES, default=CHOICES)
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--begin", default="", help="text with which each answer begins")
     parser.add_argument("--parallel", type=int, default=4, help="requests at the same time")
     options = parser.parse_args()
     cases = [case for kind in KINDS for case in read_cases(options.data, kind, options.count)]
@@ -224,7 +260,8 @@ def main() -> None:
         answers[stored["id"], stored["choice"]] = stored["message"]
 
     def ask_and_store(case: dict[str, Any], choice: str) -> None:
-        message = ask(options.url, options.model, case, choice, options.max_tokens)
+        limit = options.max_tokens
+        message = ask(options.url, options.model, case, choice, limit, options.begin)
         answers[case["id"], choice] = message
         stored = {"id": case["id"], "choice": choice, "message": message}
         with options.answers.open("a") as file:
@@ -239,8 +276,7 @@ def main() -> None:
         for each in waiting:
             each.result()
     counts = count_results(cases, answers, options.choices)
-    for name, row in counts.items():
-        print(f"{name:<24} " + "  ".join(f"{key} {value}" for key, value in row.items()))
+    print(as_table(counts, options.choices))
     print(json.dumps(counts))
 
 

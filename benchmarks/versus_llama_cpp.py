@@ -41,7 +41,8 @@ def open_pronk(model: str, threads: int, context: int) -> tuple[Decode, dict[str
     For 0 tokens, the function measures the memory bandwidth in bytes per second.
     """
     from pronk import LLM, SamplingParams  # noqa: PLC0415 - llama.cpp's processes do not need it
-    from pronk.lab.bench.machine import BandwidthMeter, describe_hardware  # noqa: PLC0415
+    from pronk.diagnosis import BandwidthMeter  # noqa: PLC0415
+    from pronk.lab.bench.machine import describe_hardware  # noqa: PLC0415
     from pronk.models.decoder import forward_weights  # noqa: PLC0415
 
     llm = LLM(model, threads=threads)

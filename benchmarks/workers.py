@@ -23,10 +23,11 @@ from statistics import median
 from typing import Any, cast
 
 from pronk import LLM, SamplingParams
+from pronk.diagnosis import BandwidthMeter
 from pronk.drafting import DraftContext, Outcome, Proposer
 from pronk.engine.outputs import Completion
 from pronk.kernels.threads import set_threads
-from pronk.lab.bench.machine import BandwidthMeter, describe_hardware
+from pronk.lab.bench.machine import describe_hardware
 from pronk.lab.bench.measure import pass_times
 from pronk.models.forward_batch import ForwardBatch
 from pronk.models.model_runner import ModelRunner

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pronk.base.arrays import Array
-from pronk.testing import byte_tokenizer
+from pronk.testing import byte_tokenizer, portable_normal
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -379,19 +378,13 @@ class PortableDraws(Draws):
         self._bits = np.random.PCG64(seed)
 
     def normal(self, tensor: torch.Tensor, std: float) -> None:
-        """Fill a tensor with sums of four uniform numbers."""
-        words = self._bits.random_raw(tensor.numel())
-        total = np.zeros(tensor.numel())
-        for shift in (0, 16, 32, 48):
-            total += (words >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.float64) - 32767.5
-        # A sum of four has a standard deviation of 65536 / sqrt(3).
-        self._fill(tensor, total * (std * math.sqrt(3.0) / 65536.0))
+        """Fill a tensor with the numbers of :func:`pronk.testing.portable_normal`."""
+        values = portable_normal(self._bits, tensor.numel(), std)
+        tensor.copy_(torch.from_numpy(values).view(tensor.shape))
 
     def uniform(self, tensor: torch.Tensor, low: float, high: float) -> None:
         words = self._bits.random_raw(tensor.numel()) >> np.uint64(32)
-        self._fill(tensor, low + words.astype(np.float64) * ((high - low) * 2.0**-32))
-
-    def _fill(self, tensor: torch.Tensor, values: NDArray[np.float64]) -> None:
+        values = low + words.astype(np.float64) * ((high - low) * 2.0**-32)
         tensor.copy_(torch.from_numpy(values.astype(np.float32)).view(tensor.shape))
 
 

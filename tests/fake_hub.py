@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["FakeHub", "fake_hub"]
+import pytest
+from huggingface_hub import constants
+
+from waiting import HUNG
+
+__all__ = ["FakeHub", "fake_hub", "hub_in_use"]
 
 
 class FakeHub:
@@ -23,6 +28,7 @@ class FakeHub:
         gated: repositories whose files need a token.
         cut: number of bytes of a file after which the server closes the connection, if any.
         damaged: whether the server changes a byte of every file.
+        held: event for which the server waits after the first half of every file, if any.
         requests: method, path and header ``Range`` of each request.
     """
 
@@ -32,6 +38,7 @@ class FakeHub:
         self.gated: set[str] = set()
         self.cut: int | None = None
         self.damaged = False
+        self.held: threading.Event | None = None
         self.requests: list[tuple[str, str, str]] = []
 
     def commit(self, repo: str) -> str:
@@ -122,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             data[first:],
             headers,
             self.hub.cut and max(0, self.hub.cut - first),
+            held=self.hub.held,
         )
 
     def _send(
@@ -130,16 +138,23 @@ class _Handler(BaseHTTPRequestHandler):
         body: bytes,
         headers: dict[str, str] | None = None,
         cut: int | None = None,
+        held: threading.Event | None = None,
     ) -> None:
         self.send_response(status)
         for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body[:cut])
-            if cut is not None and cut < len(body):
-                self.close_connection = True
+        if self.command != "GET":
+            return
+        half = len(body) // 2 if held else 0
+        self.wfile.write(body[:half])
+        self.wfile.flush()
+        if held:
+            assert held.wait(HUNG)
+        self.wfile.write(body[half:cut])
+        if cut is not None and cut < len(body):
+            self.close_connection = True
 
 
 @contextmanager
@@ -156,3 +171,13 @@ def fake_hub() -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def hub_in_use() -> Iterator[FakeHub]:
+    """Serve a fake Hub from which pronk downloads."""
+    with fake_hub() as server, pytest.MonkeyPatch.context() as patch:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "ENDPOINT", server.url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield server

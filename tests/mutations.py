@@ -11,7 +11,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from gguf.constants import Keys
@@ -79,14 +79,15 @@ def json_values(document: Mapping[str, Any], extra_keys: Sequence[str] = ()) -> 
 
     Further mutations add each of ``extra_keys`` with each hostile value.
     """
+    values = [(f"{value!r:.30}", value) for value in JSON_VALUES]
     for path in _paths(document):
         where = ".".join(map(str, path))
         yield Mutation(f"{where} missing", partial(_dump, _without(document, path)))
-        for value in (*JSON_VALUES, nested_list(200)):
-            yield Mutation(f"{where} = {value!r:.30}", partial(_dump, _with(document, path, value)))
+        for label, value in (*values, ("[" * 30, nested_list(200))):
+            yield Mutation(f"{where} = {label}", partial(_dump_with, document, path, value))
     for key in extra_keys:
-        for value in JSON_VALUES:
-            yield Mutation(f"{key} added: {value!r:.30}", partial(_dump, {**document, key: value}))
+        for label, value in values:
+            yield Mutation(f"{key} added: {label}", partial(_dump_with, document, (key,), value))
 
 
 def json_texts(document: Mapping[str, Any]) -> Iterator[Mutation]:
@@ -288,13 +289,22 @@ def _added_tokens() -> Iterator[list[dict[str, Any]]]:
 
 def tokenizer_files(document: Mapping[str, Any]) -> Iterator[Mutation]:
     """Yield a ``tokenizer.json`` with hostile stages, models and added tokens."""
+    for label, stage, part in _labelled_parts():
+        yield Mutation(label, partial(_dump, {**document, stage: part}))
+
+
+@cache
+def _labelled_parts() -> list[tuple[str, str, Any]]:
+    """Return hostile parts of a tokenizer, with labels: their texts have millions of characters."""
     parts = [
         *_tokenizer_parts(),
         *(("model", model) for model in _tokenizer_models()),
         *(("added_tokens", tokens) for tokens in _added_tokens()),
     ]
-    for number, (stage, part) in enumerate(parts):
-        yield Mutation(f"{stage} {number}: {part!r:.60}", partial(_dump, {**document, stage: part}))
+    return [
+        (f"{stage} {number}: {part!r:.60}", stage, part)
+        for number, (stage, part) in enumerate(parts)
+    ]
 
 
 def binary_files(content: bytes) -> Iterator[Mutation]:
@@ -331,11 +341,15 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _paths(inner, (*path, key))
 
 
+def _dump_with(document: Any, path: tuple[Any, ...], value: Any) -> bytes:
+    return _dump(_with(document, path, value))
+
+
 def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     if not path:
         return value
     copied = dict(document) if isinstance(document, Mapping) else list(document)
-    copied[path[0]] = _with(document[path[0]], path[1:], value)
+    copied[path[0]] = _with(document[path[0]], path[1:], value) if path[1:] else value
     return copied
 
 
@@ -535,8 +549,13 @@ def _array(kind: int, elements: Sequence[bytes], length: int | None = None) -> b
     return struct.pack("<IQ", kind, count) + b"".join(elements)
 
 
-def _gguf_values() -> Iterator[tuple[str, int, bytes]]:
-    """Yield hostile values of metadata: a label, the number of the type, and the bytes."""
+@cache
+def _gguf_values() -> list[tuple[str, int, bytes]]:
+    """Return hostile values of metadata: a label, the number of the type, and the bytes."""
+    return [*_make_gguf_values()]
+
+
+def _make_gguf_values() -> Iterator[tuple[str, int, bytes]]:
     for kind, letter in _SCALARS.items():
         size = struct.calcsize(letter)
         if letter in "fd":

@@ -8,9 +8,14 @@ import pytest
 
 from engine_copy import copy_engine, engine_tests, run_tests
 
-# Files whose tests run always: a drafter, the command line, windows of the engine, and products of
-# the kernels.
-FEW = ("test_prompt_lookup.py", "test_mistakes.py", "test_windows.py", "test_rounding.py")
+# Files whose tests run always: a drafter, the command line, requests of the engine, and rounding in
+# the kernels. test_project.py looks for imports of guests in all files.
+FEW = (
+    "drafting/from_text/test_prompt_lookup.py",
+    "cli/test_mistakes.py",
+    "engine/test_request_factory.py",
+    "kernels/test_rounding.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +25,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_tests_can_be_imported_and_some_pass(engine: Path) -> None:
-    """A file that cannot be imported is an error, even if all its tests are deselected."""
-    done = run_tests(engine, ["-k", " or ".join(FEW), *engine_tests()])
+def test_some_tests_of_the_engine_pass(engine: Path) -> None:
+    done = run_tests(engine, [f"tests/{name}" for name in FEW])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
 

@@ -11,6 +11,7 @@ import pytest
 
 import golden
 import pronk
+from covering import covering
 from kernels.test_bits import find_compilers
 from model_digests import digests
 from pronk import reproducibility
@@ -46,8 +47,7 @@ def test_digests(name: str, tmp_path: Path) -> None:
     assert digests(golden.MODELS[name](tmp_path / "model")) == expected
 
 
-@pytest.mark.parametrize("kernels", INSTRUCTION_SETS[1:])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("name", "kernels"), covering(FEW, INSTRUCTION_SETS[1:], strength=1))
 def test_digests_on_other_instruction_sets(name: str, kernels: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])
     assert digests(golden.MODELS[name](tmp_path / "model"), kernels) == expected

@@ -67,6 +67,7 @@ LAYERS = (
     {"llm"},
     {"async_llm"},
     {"reproducibility", "testing"},
+    {"diagnosis"},
     # names of other modules
     {"backends", "commands", "serving", "bench", "drafters", "errors", "replicas"},
     {"cli"},
@@ -464,7 +465,7 @@ except OptionError as error:
 # Modules that read text in another way: files that pronk writes and packages itself, or that the
 # system writes; and a method of the same name.
 OWN_FILES = {
-    "lab/bench/machine.py",
+    "diagnosis.py",
     "lab/bench/peers/engines/memory.py",
     "train/corpus/questions.py",
     "drafting/from_outputs/recycling.py",

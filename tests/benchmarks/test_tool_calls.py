@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -50,3 +51,33 @@ def test_schemas_of_python_become_those_of_json(script: ModuleType) -> None:
     assert script.is_valid([("f", {"a": 1.5})], tools)
     for calls in ([], [("g", {"a": 1.5})], [("f", {})], [("f", "{")]):
         assert not script.is_valid(calls, tools)
+
+
+def test_counts_become_a_table(script: ModuleType) -> None:
+    tool = {"function": {"name": "math_add", "parameters": {"type": "object"}}}
+    call = {"function": {"name": "math_add", "arguments": '{"a": 1}'}}
+    cases = list[dict[str, Any]]()
+    for kind, expected in (("simple_python", EXPECTED[:1]), ("parallel", EXPECTED)):
+        cases.append({"id": f"{kind}_0", "tools": [tool], "expected": expected})
+    answers = {(case["id"], "required"): {"tool_calls": [call]} for case in cases}
+    counts = script.count_results(cases, answers, ["required"])
+    *_, row = script.as_table(counts, ["required"]).splitlines()
+    assert row == "| `required` | 2 of 2 | 2 of 2 | 1 of 1 | 0 of 1 |"
+
+
+@pytest.mark.parametrize("begin", ["", "<tool_call>\n"])
+def test_an_answer_begins_with_the_given_text(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, begin: str
+) -> None:
+    bodies = list[dict[str, Any]]()
+
+    def post(url: str, **options: Any) -> httpx.Response:
+        bodies.append(options["json"])
+        reply = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}
+        return httpx.Response(200, json=reply, request=httpx.Request("POST", url))
+
+    monkeypatch.setattr(script.httpx, "post", post)
+    case = {"id": "simple_python_0", "messages": [{"role": "user", "content": "b"}], "tools": []}
+    script.ask("http://x/v1", "m", case, "required", 5, begin)
+    own = [{"role": "assistant", "content": begin}] if begin else []
+    assert bodies[0]["messages"] == [*case["messages"], *own]

@@ -1,16 +1,18 @@
 """A process of ``pronk serve``, its model as a library, and environments of clients."""
 
+import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clients.environments import Environment, install
+from clients.environments import Environment, Program, install, install_program
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from server.serving import KEY
@@ -18,6 +20,7 @@ from server.tool_models import FEW_LAYERS, write_tool_model
 from waiting import HUNG
 
 Install = Callable[..., Environment]
+InstallProgram = Callable[[str, str], Program]
 Greedy = Callable[..., str]
 CONTEXT = 16384  # tokens; the prompts of agents do not fit in the 2048 of pronk-tiny
 LONG_CONTEXT = 65536  # tokens; the first prompt of Claude Code has 26,000 tokens of pronk-tiny
@@ -47,13 +50,37 @@ def long_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="session")
+def brief_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a model like that of ``long_url``, three quarters of whose tokens end a text.
+
+    Codex sets no limit of tokens, and the texts of pronk-tiny have no end.
+    """
+    made = tmp_path_factory.mktemp("brief")
+    write_tool_model(made, "hermes", LONG_CONTEXT, FEW_LAYERS)
+    path = made / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["eos_token_id"] = [0, *(each for each in range(4, config["vocab_size"]) if each % 4)]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    (made / "generation_config.json").unlink()  # has other tokens that end a text
+    with served(made) as address:
+        yield address
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Run a process of ``pronk serve`` with the model of a folder as ``tiny``."""
+def served(folder: Path, *more: str, variables: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a process of ``pronk serve`` with the model of a folder as ``tiny``.
+
+    Args:
+        folder: the model.
+        more: further options of the command.
+        variables: variables of its environment, besides those of this process.
+    """
     options = ["--model", f"tiny={folder}", "--port", "0", "--threads", "1", "--api-key", KEY]
-    command = [sys.executable, "-m", "pronk", "serve", *options]
+    command = [sys.executable, "-m", "pronk", "serve", *options, *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, text=True, **pipes) as process:
+    environment = {**os.environ, **(variables or {})}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -88,3 +115,11 @@ def installed(pytestconfig: pytest.Config, tmp_path: Path) -> Install:
     assert pytestconfig.cache is not None
     cache = Path(pytestconfig.cache.mkdir("clients"))
     return lambda requirement, **options: install(requirement, cache, tmp_path, **options)
+
+
+@pytest.fixture
+def installed_program(pytestconfig: pytest.Config, tmp_path: Path) -> InstallProgram:
+    """Return ``installed_program(package, command)``: a command of npm at its newest version."""
+    assert pytestconfig.cache is not None
+    cache = Path(pytestconfig.cache.mkdir("clients"))
+    return lambda package, command: install_program(package, command, cache, tmp_path)

@@ -1,8 +1,9 @@
-"""Virtual environments of clients, each with the newest version of one package."""
+"""Environments of clients, each with the newest version of one package of pip or npm."""
 
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,8 @@ OFFLINE = {
     "AIDER_ANALYTICS": "false",
     "DO_NOT_TRACK": "1",
 }
+# File of an environment with the name and version of its package, which tools/docs/client_versions.py reads.
+VERSION_FILE = "version.json"
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE")
 SECONDS = 300
 
@@ -112,7 +115,64 @@ def install(requirement: str, cache: Path, home: Path, *, lends_torch: bool = Fa
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[0] if errors else "another error of pip"
         pytest.skip(f"expected {requirement} from the package index, found {reason}")
+    package = requirement.partition("[")[0]
+    ask = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    _store_version(made.folder, package, made.run("python", "-c", ask).strip())
     return made
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command of a package of npm, and the folder in which it runs."""
+
+    path: Path
+    home: Path
+
+    def run(self, *arguments: str, variables: Mapping[str, str]) -> str:
+        """Run the command without input; return its output."""
+        done = subprocess.run(
+            [str(self.path), *arguments],
+            env={**OFFLINE, "PATH": os.environ["PATH"], "HOME": str(self.home), **variables},
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def install_program(package: str, command: str, cache: Path, home: Path) -> Program:
+    """Return a command of a package of npm at its newest version.
+
+    The test is skipped if the package cannot be installed. The package is kept in ``cache``.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("expected npm, found none")
+    folder = cache / command
+    folder.mkdir(exist_ok=True)
+    with _alone(cache / "lock"):
+        # The current folder may have a folder of the package's name, which npm would install.
+        done = subprocess.run(
+            [npm, "install", "--prefix", str(folder), package],
+            capture_output=True,
+            text=True,
+            cwd=home,
+            check=False,
+        )
+    if done.returncode != 0:
+        pytest.skip(f"expected {package} from the package index, found an error of npm")
+    modules = folder / "node_modules"
+    facts = json.loads((modules / package / "package.json").read_text(encoding="utf-8"))
+    _store_version(folder, package, facts["version"])
+    return Program(modules / ".bin" / command, home)
+
+
+def _store_version(folder: Path, package: str, version: str) -> None:
+    (folder / VERSION_FILE).write_text(json.dumps([package, version]), encoding="utf-8")
 
 
 @contextmanager

@@ -191,4 +191,4 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_length() -> None:
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 110

@@ -48,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources[Path(__file__).with_name("products.cpp")] = []
     common = [
         "-std=c++17",
-        "-O1",
+        "-O0",
         "-ffp-contract=off",
         "-fno-strict-aliasing",
         "-pthread",

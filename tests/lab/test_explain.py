@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
+    made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", seed=1))
     set_costs(made.engine, CostCurve(10.0, 0.99, 0.01))  # so slow that drafting is almost free
     # as if the engine had run for so long that it may lose 10,000 s
     made.engine.speculator.ledger.elapsed = 1e6

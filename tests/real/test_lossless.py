@@ -24,9 +24,9 @@ def volume(width, height, depth):
     return area(width, height) * depth
 """
 ASKED = (QUESTIONS[1], QUESTIONS[5], COPY)
-DRAFTERS = ("auto", "suffix", "prompt_lookup", "recycling", "lookahead", "jacobi", "gauss_seidel",
-            "merged(prompt_lookup, recycling)", "first_of(suffix, lookahead)",
-            'draft_model(model="smollm2")')  # fmt: skip
+FEW_DRAFTERS = ("auto", "suffix", 'draft_model(model="smollm2")')
+OTHER_DRAFTERS = ("prompt_lookup", "recycling", "lookahead", "jacobi", "gauss_seidel",
+                  "merged(prompt_lookup, recycling)", "first_of(suffix, lookahead)")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,10 @@ def accepted() -> Iterator[dict[str, int]]:
     assert all(counts.values()), counts
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter",
+    [*FEW_DRAFTERS, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHER_DRAFTERS)],
+)
 def test_drafters(
     drafter: str,
     name: str,
@@ -65,7 +68,14 @@ def test_drafters(
     )
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "eagle3(num_tokens=4, num_nodes=12)", "auto"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param("eagle3", marks=pytest.mark.slow),
+        pytest.param("eagle3(num_tokens=4, num_nodes=12)", marks=pytest.mark.slow),
+        "auto",
+    ],
+)
 def test_the_head_that_comes_with_pronk(
     drafter: str, name: str, llm: LLM, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
@@ -112,10 +122,10 @@ def test_sampled_texts_do_not_depend_on_the_drafter(llm: LLM, prompts: list[list
 @pytest.mark.parametrize(
     "options",
     [
-        {"prefill_chunk": 16},
+        pytest.param({"prefill_chunk": 16}, marks=pytest.mark.slow),
         {"prefix_cache": True},
-        pytest.param({"workers": 2, "threads": 1}, id="workers"),
-        {"threads": 1},
+        pytest.param({"workers": 2, "threads": 1}, id="workers", marks=pytest.mark.slow),
+        pytest.param({"threads": 1}, marks=pytest.mark.slow),
         {"weight_cache": True},
     ],
     ids="-".join,

@@ -85,6 +85,7 @@ def check(seed: int, count: int, llm: LLM, models: list[LLM]) -> None:
     assert cached > 0
 
 
+@pytest.mark.slow
 def test_random_requests(llm: LLM, models: list[LLM]) -> None:
     check(1, 20, llm, models)
 

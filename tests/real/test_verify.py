@@ -9,7 +9,8 @@ from pronk.cli.main import main
 from real.questions import QUESTIONS
 
 
-@pytest.mark.parametrize("samples", [0, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("samples", [0, 500])
 def test_verify(
     samples: int, smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ def server(
         yield made
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", ROUTES)
 def test_generated_bodies(server: Running, route: str, count: int) -> None:
     """Of 1,000 bodies (two models and three routes), each is answered or refused in one line."""

@@ -10,7 +10,7 @@ import pytest
 
 from pronk.checkpoint import weight_files
 from pronk.llm import LLM
-from server.serving import KEY, Running, running
+from server.serving import Running, running
 from server.tool_models import tool_model
 
 QUESTION = {"messages": [{"role": "user", "content": "Count to three."}]}
@@ -223,37 +223,3 @@ def test_tool_calls(with_tools: Running) -> None:
         )
         assert again.status_code == 200, again.text
         assert "tools" in client.post("/api/show", json={}).json()["capabilities"]
-
-
-@pytest.mark.slow
-def test_ollamas_own_client(with_tools: Running) -> None:
-    """Lists, shows, chats, streams, generates, calls a tool and embeds."""
-    ollama = pytest.importorskip("ollama")
-    client = ollama.Client(host=with_tools.url, headers={"Authorization": f"Bearer {KEY}"})
-    assert [each.model for each in client.list().models] == ["tiny"]
-    assert [each.model for each in client.ps().models] == ["tiny"]
-    assert "tools" in client.show("tiny").capabilities
-    options = {"temperature": 0, "num_predict": 10}
-    messages = QUESTION["messages"]
-    whole = client.chat("tiny", messages, options=options)
-    parts = [*client.chat("tiny", messages, options=options, stream=True)]
-    assert "".join(part.message.content for part in parts) == whole.message.content
-    assert (parts[-1].done, parts[-1].eval_count) == (True, whole.eval_count)
-    text = client.generate("tiny", "Count to three.", options=options).response
-    assert text == whole.message.content
-
-    def get_weather(city: str) -> str:
-        """Return the weather of a city.
-
-        Args:
-            city: name of the city.
-        """
-        return f"rain in {city}"
-
-    called = client.chat("tiny", messages, tools=[get_weather], options={"num_predict": 60})
-    for call in called.message.tool_calls or ():
-        assert call.function.name == "get_weather"
-        assert "rain" in get_weather(**call.function.arguments)
-    assert len(client.embed("tiny", ["a", "b"]).embeddings) == 2
-    with pytest.raises(ollama.ResponseError, match="pronk pull"):
-        client.pull("llama3")

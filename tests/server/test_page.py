@@ -111,6 +111,30 @@ def test_plain_decoding_beside_it_shows_the_same_text(visit: Visits) -> None:
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]  # type: ignore[index]
 
 
+def test_an_earlier_answer_is_compared_as_well(visit: Visits) -> None:
+    """The page stays at the earlier answer; the line above the composer is of the last one."""
+    page = visit(viewport={"width": 1000, "height": 500})
+    ask(page)
+    ask(page, "Write a Python function.")
+    first, last = page.locator(".turn").all()
+    expect(last.locator(".compare")).to_be_hidden()
+    bodies = list[dict[str, Any]]()
+    page.on("request", lambda each: bodies.append(json.loads(each.post_data or "{}")))
+    first.locator(".compare").click()
+    settle(page)
+    expect(first.locator(".verdict.agrees")).to_be_visible()
+    expect(first.locator(".verdict")).to_be_in_viewport()
+    expect(page.locator(".verdict")).to_have_count(1)
+    expect(page.locator("#compared")).to_be_empty()
+    (body,) = bodies
+    assert body["drafter"] == "autoregressive"
+    assert [each["content"] for each in body["messages"]] == [REPEAT]
+    page.click("#compare")
+    settle(page)
+    expect(last.locator(".verdict.agrees")).to_be_visible()
+    expect(page.locator("#compared")).not_to_be_empty()
+
+
 def test_an_answer_in_one_read_has_a_speed(visit: Visits) -> None:
     """A fast server or a slow browser may leave no time between the first and the last read of the
     stream.

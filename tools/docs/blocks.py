@@ -50,6 +50,7 @@ FIELD_PLACES = {
     "ollama": "`/api/chat` and `/api/generate` of Ollama",
     "ollama_generate": "`/api/generate` of Ollama alone",
     "ollama_show": "`/api/show` of Ollama",
+    "ollama_pull": "`/api/pull` of Ollama",
     "infill": "`/infill`",
     "tokenize": "`/tokenize`",
 }
@@ -189,7 +190,7 @@ def speedups(name: str) -> str:
         lines.append([model, rows[name]["prompts"], *shown])
     machine = _describe_machine(next(iter(models.values()))[name])
     command = f"`python benchmarks/real.py {' '.join(models)} --out OUT`"
-    link = f"([all options, all columns](benchmarks/results/{REAL}.md))"
+    link = f"([all options, all columns](../benchmarks/results/{REAL}.md))"
     return f"*{machine}: {command} {link}.*\n\n{table(head, lines)}"
 
 

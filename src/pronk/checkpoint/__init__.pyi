@@ -28,6 +28,7 @@ from pronk.models.loader import load_decoder as load_decoder
 from pronk.models.loader import parse_dtype as parse_dtype
 from pronk.models.loader import read_config as read_config
 from pronk.models.resolve import DEFAULT_MODEL as DEFAULT_MODEL
+from pronk.models.resolve import pull_model as pull_model
 from pronk.models.resolve import resolve_model as resolve_model
 from pronk.models.tensor_plan import CheckpointTensor as CheckpointTensor
 from pronk.models.tensor_plan import DecoderPart as DecoderPart

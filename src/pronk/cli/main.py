@@ -45,6 +45,10 @@ _COMMANDS = {
         "pronk.cli.info:info",
         "Describe a model: family, sizes, quantization, memory, chat template, drafters.",
     ),
+    "doctor": Command(
+        "pronk.cli.doctor:doctor",
+        "Check this installation, and measure what speed the machine allows.",
+    ),
     "rm": Command("pronk.cli.models:remove", "Remove a model from this machine."),
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pronk.base.errors import PronkError, refuse
+from pronk.base.errors import PronkError
 from pronk.base.quantities import size_texts
 from pronk.cli.panels import option
 from pronk.cli.progress import interruptible
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from pronk.checkpoint.hub.names import HubModel, KnownModel
+    from pronk.checkpoint.hub.names import HubModel
     from pronk.cli.console import TerminalOutput
     from pronk.models.resolve import Pair
 
@@ -48,14 +48,11 @@ def pull(
 
     pronk pull Qwen/Qwen3-4B-GGUF:Q4_K_M
     """
-    from pronk.checkpoint.hub.names import known_models
     from pronk.cli.console import TerminalOutput
 
     screen = TerminalOutput()
-    model = _parse(name, revision)
-    known = known_models().get(name)
     with interruptible("interrupted; the same command resumes the download"):
-        path = _download(screen, name, model, None if revision else known)
+        path = _download(screen, name, revision)
         typer.echo(path)
         if drafter:
             from pronk.models.loader import read_config
@@ -63,8 +60,7 @@ def pull(
 
             pairs = find_pairs(path, read_config(path))
             for pair in pairs:
-                known_drafter = known_models().get(pair.source)
-                typer.echo(_download(screen, pair.source, pair.model, known_drafter))
+                typer.echo(_download(screen, pair.source))
             if not pairs:
                 screen.note(
                     f"no trained drafter or draft model is listed for {name}; "
@@ -80,20 +76,20 @@ def download_missing(screen: "TerminalOutput", name: str) -> None:
     from pathlib import Path
 
     from pronk.checkpoint.hub.cache import find_cached
-    from pronk.checkpoint.hub.names import known_models, parse_name
+    from pronk.checkpoint.hub.names import parse_name
 
     model = None if Path(name).exists() else parse_name(name, None)
     if model is not None and not find_cached(model):
-        _download(screen, name, model, known_models().get(name))
+        _download(screen, name)
 
 
-def _download(
-    screen: "TerminalOutput", name: str, model: "HubModel", known: "KnownModel | None"
-) -> "Path":
-    from pronk.checkpoint.hub.download import download
+def _download(screen: "TerminalOutput", name: str, revision: str | None = None) -> "Path":
+    from pronk.checkpoint.hub.names import require_name
+    from pronk.models.resolve import pull_model
 
+    require_name(name, revision)  # an error comes before the first line of the progress
     with screen.transfer(name) as progress:
-        return download(model, known, progress)
+        return pull_model(name, revision=revision, progress=progress)
 
 
 def list_models(
@@ -207,22 +203,11 @@ def remove(name: Annotated[str, MODEL_NAME]) -> None:
     pronk rm Qwen/Qwen3-4B-GGUF:Q4_K_M
     """
     from pronk.checkpoint.hub.cache import remove_cached
+    from pronk.checkpoint.hub.names import require_name
     from pronk.cli.console import TerminalOutput
     from pronk.kernels.weight_cache import default_folder, remove_orphans
 
-    freed = remove_cached(_parse(name, None))
+    freed = remove_cached(require_name(name))
     with suppress(RuntimeError):  # there is no home folder
         freed += remove_orphans(default_folder())
     TerminalOutput().say(f"removed {name}, {size_texts(freed)[0]}")
-
-
-def _parse(name: str, revision: str | None) -> "HubModel":
-    """Return the model of a short name or of ``owner/name``; refuse other names."""
-    from pronk.checkpoint.hub.names import close_names, parse_name
-
-    model = parse_name(name, revision)
-    if model is None:
-        expected = "expected a short name or owner/name[:QUANTIZATION] of a model on the Hub"
-        remedy = "pronk list --known prints the short names"
-        refuse("model", f"{expected}, found {name!r}{close_names(name)}; {remedy}")
-    return model

@@ -18,6 +18,7 @@ from pronk.checkpoint.hub.names import (
     close_names,
     known_models,
     parse_name,
+    require_name,
 )
 from pronk.models.loader import Fingerprint, describe_architecture
 
@@ -69,9 +70,24 @@ def resolve_model(
             "model",
             f"expected a model on this machine, found no {text}; `pronk pull {text}` downloads it",
         )
+    return pull_model(text, progress=progress)
+
+
+def pull_model(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """Download a model of the Hub, or update it; return its folder or GGUF file.
+
+    Args:
+        name: name as in :mod:`pronk.checkpoint.hub.names`. A path of this machine is none.
+        revision: branch, tag or commit; by default that of the name.
+        progress: called with the number of bytes downloaded so far and the total.
+
+    Raises:
+        CheckpointError: ``name`` has another form, or the download fails.
+    """
     from pronk.checkpoint.hub.download import download  # noqa: PLC0415 - most models are on this machine
 
-    return download(model, known_models().get(text), progress)
+    known = known_models().get(name) if revision is None else None
+    return download(require_name(name, revision), known, progress)
 
 
 def _local_model(name: str | Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.resources import files
@@ -46,6 +46,7 @@ from pronk.server.protocol.ollama import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaInfillRequest,
+    PullRequest,
     ShowRequest,
 )
 from pronk.server.protocol.request import RequestBody, TextRequest
@@ -57,6 +58,7 @@ from pronk.server.protocol.small_routes import (
     RerankRequest,
     TokenizeRequest,
 )
+from pronk.server.pulls import Pulls
 
 _log = logging.getLogger(__name__)
 
@@ -109,9 +111,15 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+# FastAPI makes a validator of each model of each route, most of the time in which a server starts:
+# only one of the responses has the model, by which the schema of the others is known.
+_ERROR_SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody}
-    for status in (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
+    400: {"model": ErrorBody},
+    **{
+        status: {"content": _ERROR_SCHEMA}
+        for status in (401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
+    },
 }
 
 
@@ -135,6 +143,8 @@ def make_app(models: ModelPool) -> FastAPI:
     _add_ollama_models(app, models)
     _add_ollama_answers(app, models)
     _add_llama_server_routes(app, models)
+    if models.pulls is not None:
+        _add_pull(app, models, models.pulls)
     if models.settings.serve_chat_page:
         _add_page(app)
     return app
@@ -256,7 +266,7 @@ def _add_other_routes(app: FastAPI, models: ModelPool) -> None:
 
 
 def _add_ollama_models(app: FastAPI, models: ModelPool) -> None:
-    """Add the routes of Ollama's API that describe models; none changes the server's models."""
+    """Add the routes of Ollama's API that describe models."""
 
     @app.get("/api/version")
     async def version() -> dict[str, str]:
@@ -316,6 +326,20 @@ def _add_ollama_answers(app: FastAPI, models: ModelPool) -> None:
         return await _embed(models, request, body)
 
 
+def _add_pull(app: FastAPI, models: ModelPool, pulls: Pulls) -> None:
+    """Add the route of Ollama's API that downloads a model."""
+
+    @app.post("/api/pull", response_model=None)
+    async def pull(request: Request, body: PullRequest) -> Response:
+        """Download a model of the Hub, and serve it; only by keys that may."""
+        tenant = tenant_of(request.scope)
+        chunks = pulls.pull(body.model, tenant)
+        if body.stream:
+            return await _stream(models, request, body, chunks, "lines")
+        lines = [line async for chunk in chunks for line in chunk]
+        return await _respond(models, tenant, lines[-1], body)
+
+
 def _add_llama_server_routes(app: FastAPI, models: ModelPool) -> None:
     """Add the routes of llama-server that show the state of a server and change nothing."""
 
@@ -335,13 +359,16 @@ def _add_page(app: FastAPI) -> None:
     for path, (name, media_type) in _PAGE.items():
         page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
         # Some clients send HEAD / to find out whether the server is running.
-        app.add_api_route(
-            path,
-            lambda page=page: page,
-            methods=["GET", "HEAD"],
-            response_model=None,
-            include_in_schema=False,
-        )
+        app.add_route(path, _always(page), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function of a route that always returns the same response."""
+
+    async def respond(_: Request) -> Response:
+        return response
+
+    return respond
 
 
 async def _reply(
@@ -353,7 +380,18 @@ async def _reply(
         async with models.use(body.model, tenant) as (service, arrived):
             reply = await service.complete(body, tenant, arrived=arrived)
             return await _respond(models, tenant, reply, body)
-    chunks = models.stream(body, tenant)
+    return await _stream(models, request, body, models.stream(body, tenant), form)
+
+
+async def _stream(
+    models: ModelPool,
+    request: Request,
+    body: RequestBody,
+    chunks: AsyncGenerator[list[dict[str, Any]]],
+    form: StreamForm,
+) -> Response:
+    """Return a response that streams the chunks of a reply, in a form."""
+    tenant = tenant_of(request.scope)
     try:
         first = await anext(chunks)  # raises an error of the request before the HTTP status is sent
         report = await models.executor.run(tenant, _report_header, body, size=body.num_bytes)

@@ -286,6 +286,11 @@ def tenant_of(scope: Scope) -> str:
     return str(scope.get("pronk.tenant", ""))
 
 
+def tenant_of_key(key: str) -> str:
+    """Return the tenant of the clients with an API key."""
+    return _digest(key).hex()
+
+
 def objects_of(scope: Scope) -> list[Any]:
     """Return the objects that were parsed from a request's body; the list may be appended to.
 

@@ -11,7 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from math import ceil
 from time import monotonic, perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pronk import DeadlineError, PronkError
 from pronk.base import FairExecutor, describe_error
@@ -23,6 +23,9 @@ from pronk.server.protocol.request import TextRequest
 from pronk.server.service import Service
 from pronk.server.settings import ServerSettings
 from pronk.serving import REQUEST_THREADS, AdmissionLimit, recommended_params, sampling_values
+
+if TYPE_CHECKING:
+    from pronk.server.pulls import Pulls
 
 _log = logging.getLogger(__name__)
 # Number of seconds after a failed load. Requests for the model get the error of the load at once
@@ -95,6 +98,7 @@ class ModelPool:
         metrics: metrics of the first model; their registry has those of all models.
         executor: threads that read requests and write replies, shared by all models.
         draining: whether the server is shutting down and refuses new requests.
+        pulls: downloads that clients ask for; ``None`` refuses them.
     """
 
     def __init__(
@@ -121,15 +125,13 @@ class ModelPool:
             REQUEST_THREADS, "pronk-requests", shared=settings.is_shared
         )
         self.draining = False
+        self.pulls: Pulls | None = None
         # Models load in this executor, because the end of the process does not wait for its jobs.
         self._loading = FairExecutor(1, "pronk-models")
         self._metrics = {models[0]: self.metrics}
         for model in models[1:]:
             self._metrics[model] = self.metrics.for_model(model.name)
         self.idle_seconds = idle_seconds
-        # A single model is not reloaded after its engine has ended; /ready reports it to the
-        # supervisor.
-        self._reloads = len(models) > 1 or idle_seconds is not None
         # Limit of the number of requests that wait for a model to be loaded; each tenant has a
         # share.
         self._waiting = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
@@ -164,6 +166,22 @@ class ModelPool:
             return True
         services = [model.service for model in self.models]
         return any(service is not None and service.is_busy for service in services)
+
+    def add(self, model: PooledModel) -> None:
+        """Add a model that is not loaded, with names that no other model has."""
+        self._metrics[model] = self.metrics.for_model(model.name)
+        self.models.append(model)
+
+    def check_running(self) -> None:
+        """Raise ``ApiError`` if the server is shutting down."""
+        if self.draining:
+            msg = (
+                "expected a running server, found one that is shutting down; send the request to "
+                "another server"
+            )
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"}
+            )
 
     def find(self, name: str | None) -> PooledModel:
         """Return the model with a name, or with an adapter of this name.
@@ -218,14 +236,7 @@ class ModelPool:
             DeadlineError: the model was not loaded by the deadline of the request.
             OverloadedError: too many requests wait, of all tenants or of this one.
         """
-        if self.draining:
-            msg = (
-                "expected a running server, found one that is shutting down; send the request to "
-                "another server"
-            )
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE, msg, "draining", headers={"Retry-After": "5"}
-            )
+        self.check_running()
         model = self.find(name)
         with self._metrics[model].request() as arrived:
             service = await self._service_of(model, tenant, arrived + self.settings.limits.seconds)
@@ -266,6 +277,8 @@ class ModelPool:
             task.cancel()
         self.executor.shutdown()
         self._loading.shutdown()
+        if self.pulls is not None:
+            self.pulls.shutdown()
         for model in self.models:
             if model.service is not None:
                 model.service.close()
@@ -288,6 +301,14 @@ class ModelPool:
         for model in self.models:
             if model.service is not None and model.loader is not None:
                 model.loader.finish(model.service)
+
+    @property
+    def _reloads(self) -> bool:
+        """Whether a model is loaded again after its engine has ended.
+
+        A single model is not; ``/ready`` reports it to the supervisor.
+        """
+        return len(self.models) > 1 or self.idle_seconds is not None
 
     def _is_usable(self, model: PooledModel) -> bool:
         if model.service is None or model.retiring:

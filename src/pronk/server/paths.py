@@ -27,8 +27,8 @@ _OLLAMA = (
     "/api/embeddings",
     "/api/version",
 )
-# Paths with which Ollama's clients download, change and delete models. A server does none of this:
-# its operator does, with commands of pronk.
+# Paths with which Ollama's clients download, change and delete models. A server does none of this,
+# except for /api/pull with --allow-pull: its operator does, with commands of pronk.
 _OLLAMA_CHANGES = (
     "/api/pull",
     "/api/push",
@@ -166,6 +166,8 @@ def unknown_path_message(path: str) -> str:
     hint = "no other route does the same, see /openapi.json"
     if foreign_path(path) in _OLLAMA_CHANGES:
         hint = "run `pronk pull NAME` where the server runs, and serve it with --model NAME"
+    if foreign_path(path) == "/api/pull":
+        hint = "run `pronk pull NAME` where the server runs, or start it with --allow-pull"
     if near:
         hint = f"use {near} for the nearest"
     return f"path: pronk has no route {path!r:.80}; {hint}"

@@ -61,6 +61,8 @@ class ServerSettings:
     name: str  # name of the model in requests and replies
     # Accepted API keys; without keys, every client is accepted.
     keys: Collection[str] = field(default=(), repr=False)
+    # Keys whose clients may download models (/api/pull); empty: all clients; None: no client.
+    pull_keys: Collection[str] | None = field(default=None, repr=False)
     # Accepted names in the Host header; None accepts every name. The check stops DNS rebinding: if
     # the name of another site resolves to this server's address, requests from the site's pages
     # have that name in the header.

@@ -76,13 +76,8 @@ class TwoStageReference(Reference):
 
     def logits(self, text: Sequence[int], drafted: Sequence[int] = ()) -> Array:
         whole = super().logits(text, drafted)
-        pairs = self._pairs(text)
-        outputs = self._outputs(pairs)
-        for token in drafted:
-            pairs.append((outputs[-1], self._embed(token, len(pairs))))
-            outputs = [*outputs, self._outputs(pairs)[-1]]
-        last = outputs[-1] if self.form.norm_output else self._norm("norm", outputs[-1])
-        order = np.argsort(-(self.means @ last), kind="stable")[: self.num_best]
+        scores = self.means @ self.last_output(text, drafted)
+        order = np.argsort(-scores, kind="stable")[: self.num_best]
         allowed = self.clusters[order].reshape(-1)
         logits = np.full(len(whole), -np.inf)
         logits[allowed] = whole[allowed]

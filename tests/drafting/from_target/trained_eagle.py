@@ -13,7 +13,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -270,8 +270,20 @@ def _name_in(layout: str, name: str) -> str:
     return prefix + ("shared_head.head.weight" if module == "lm_head" else name)
 
 
+class Rows(NamedTuple):
+    """What a head has computed for a text and draft tokens below its last token.
+
+    Attributes:
+        pairs: feature and embedding of each token.
+        outputs: output of each token, which depends on the tokens before.
+    """
+
+    pairs: list[tuple[Array, Array]]
+    outputs: list[Array]
+
+
 class Reference:
-    """A head's outputs, computed from the formulas for one text at a time, without caches."""
+    """A head's outputs, computed from the formulas for one text at a time, without a KV cache."""
 
     def __init__(self, head: Head, target: DenseModel) -> None:
         self.form = head.form
@@ -280,18 +292,13 @@ class Reference:
         self.exact = deepcopy(target).double()
         own = self.tensors.get("embed_tokens.weight")
         self.embedding = to_array(target.embedding.float()) if own is None else own
+        self._known = dict[tuple[tuple[int, ...], tuple[int, ...]], Rows]()
 
     def logits(self, text: Sequence[int], drafted: Sequence[int] = ()) -> Array:
         """Return the logits ``[vocab]`` of the target's tokens after a text and draft tokens below
         its last token.
         """
-        rows = self._pairs(text)
-        outputs = list[Array]()
-        outputs = self._outputs(rows)
-        for token in drafted:
-            rows.append((outputs[-1], self._embed(token, len(rows))))
-            outputs = [*outputs, self._outputs(rows)[-1]]
-        last = outputs[-1] if self.form.norm_output else self._norm("norm", outputs[-1])
+        last = self.last_output(text, drafted)
         head = self.tensors.get("lm_head.weight")
         own = (to_array(self.target.head.weight.float()) if head is None else head) @ last
         logits = np.full(self.form.vocab, -np.inf)
@@ -299,6 +306,28 @@ class Reference:
             offset = self.tensors["d2t"][number] if "d2t" in self.tensors else 0
             logits[number + offset] = value
         return logits
+
+    def last_output(self, text: Sequence[int], drafted: Sequence[int] = ()) -> Array:
+        """Return the normalized output ``[hidden]`` of the last token."""
+        last = self._rows(tuple(text), tuple(drafted)).outputs[-1]
+        return last if self.form.norm_output else self._norm("norm", last)
+
+    def _rows(self, text: tuple[int, ...], drafted: tuple[int, ...]) -> Rows:
+        """Return the rows of a text and its draft tokens; a chain asks for them with each token."""
+        rows = self._known.get((text, drafted))
+        if rows is None:
+            rows = self._computed_rows(text, drafted)
+            self._known[text, drafted] = rows
+        return rows
+
+    def _computed_rows(self, text: tuple[int, ...], drafted: tuple[int, ...]) -> Rows:
+        if not drafted:
+            pairs = self._pairs(text)
+            return Rows(pairs, self._outputs(pairs))
+        before = self._rows(text, drafted[:-1])
+        embedding = self._embed(drafted[-1], len(before.pairs))
+        pairs = [*before.pairs, (before.outputs[-1], embedding)]
+        return Rows(pairs, [*before.outputs, self._outputs(pairs)[-1]])
 
     def _pairs(self, text: Sequence[int]) -> list[tuple[Array, Array]]:
         """Return feature and embedding of each row of a text."""

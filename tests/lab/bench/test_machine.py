@@ -1,19 +1,13 @@
 """Facts about the machine: memory bandwidth, peak memory, hardware, versions."""
 
 import re
-import subprocess
-import sys
 from mmap import PAGESIZE, mmap
 from pathlib import Path
-from textwrap import dedent
 
 import numpy as np
 import pytest
 
-from pronk.lab.bench import machine
-from pronk.lab.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
-from tiny_models import kernels
-from waiting import HUNG
+from pronk.lab.bench.machine import PeakMemory, describe_hardware, versions
 
 CPU = "cpu"
 MIB = 2**20
@@ -56,37 +50,6 @@ def test_unknown_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     peak = PeakMemory(CPU)
     peak.reset()
     assert peak.read() is None
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
-def test_the_bandwidth_buffer_is_resident() -> None:
-    """The system maps all unwritten pages to one page of zeros, which stays in the processor's
-    cache.
-
-    The test uses a new process, because the buffer could reuse memory of earlier tests.
-    """
-    code = """
-        from lab.bench.test_machine import MIB, BandwidthMeter, kernels, machine, machine_resident
-        machine._BUFFER_BYTES = 64 * MIB
-        before = machine_resident()
-        meter = BandwidthMeter(kernels())
-        print(machine_resident() - before, meter.nbytes, meter.measure())
-    """
-    command = [sys.executable, "-c", dedent(code)]
-    output = subprocess.run(
-        command, cwd=TESTS, check=True, capture_output=True, text=True, timeout=HUNG
-    ).stdout
-    grown, nbytes, speed = map(float, output.split())
-    assert grown > 60 * MIB
-    assert nbytes == 64 * MIB
-    assert speed > 0
-
-
-def test_bandwidth_is_the_best_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_BUFFER_BYTES", 1000)
-    clock = iter([0.0, 4.0, 10.0, 12.0, 20.0, 25.0])
-    monkeypatch.setattr(machine, "perf_counter", lambda: next(clock))
-    assert BandwidthMeter(kernels()).measure() == 500.0
 
 
 def test_fields_of_the_hardware() -> None:

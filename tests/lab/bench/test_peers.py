@@ -3,6 +3,7 @@ process.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -131,6 +132,7 @@ def check_method(method: str, model: Path, llm: LLM, peers: dict[str, Peer]) -> 
         "transformers": {"transformers", "torch", "attention"},
         "openvino": {"openvino", "openvino-genai", "backend"},
         "llama_cpp": {"llama-cpp-python", "kv_cache"},
+        "llama_server": {"llama-server", "flash_attention"},
     }
     assert notes[engine] <= set(peer.load())
     done = peer.generate(request(prompt, TOKENS, stop_token_ids=[ours[8]]))
@@ -153,9 +155,12 @@ def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, peers: dict[st
 def test_tokens_of_peers_that_read_gguf_files(
     method: str, file: Path, peers: dict[str, Peer]
 ) -> None:
-    pytest.importorskip(
-        {"openvino": "openvino_genai"}.get(PEERS[method].engine, PEERS[method].engine)
-    )
+    engine = PEERS[method].engine
+    if engine == "llama_server":
+        if shutil.which("llama-server") is None:
+            pytest.skip("expected llama-server on PATH, found none")
+    else:
+        pytest.importorskip({"openvino": "openvino_genai"}.get(engine, engine))
     check_method(method, file, LLM(file, dtype="float32"), peers)
 
 
@@ -166,7 +171,11 @@ def test_all_means_the_peers_that_read_the_model() -> None:
         "transformers",
         "transformers_prompt_lookup",
     ]
-    assert {spec.engine for spec in choose_peers(["all"], [file])} == {"openvino", "llama_cpp"}
+    assert {spec.engine for spec in choose_peers(["all"], [file])} == {
+        "openvino",
+        "llama_cpp",
+        "llama_server",
+    }
     assert choose_peers(["llama_cpp", "llama_cpp"], [file]) == (PEERS["llama_cpp"],)
 
 
@@ -268,4 +277,66 @@ def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
 def test_a_program_that_cannot_be_started_is_refused(tmp_path: Path) -> None:
     peer = Peer(PEERS["transformers"], tmp_path, dtype="float32", threads=1, python="/no/python")
     with closing(peer), pytest.raises(PeerError, match="cannot start /no/python: No such file"):
+        peer.load()
+
+
+# A server that answers as llama-server: two tokens in a first event, and the last one in another.
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(400 if body["prompt"] == [0] else 200)
+        self.end_headers()
+        tokens = [*body["prompt"], body["n_predict"]]
+        for event in ({"tokens": tokens[:2]}, {"tokens": tokens[2:], "stop": True}):
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+
+    def log_message(self, *_):
+        pass
+
+if "--version" in sys.argv:
+    sys.exit("version: 7")
+port = int(sys.argv[sys.argv.index("--port") + 1])
+context = int(sys.argv[sys.argv.index("--ctx-size") + 1])
+assert context in (1024, 4096)
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_tokens_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!{sys.executable}\n{SERVER}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    spec = PEERS["llama_server_ngram_simple"]
+    with closing(Peer(spec, tmp_path, dtype="float32", threads=1)) as peer:
+        assert peer.load() == {
+            "llama-server": "version: 7",
+            "flash_attention": "auto",
+            "speculation": "ngram-simple",
+        }
+        assert peer.generate(request([5, 6], 3)).token_ids == [5, 6, 3]
+        stopped = request([5, 6], 3, stop_token_ids=[6], ignore_eos=False)
+        assert peer.generate(stopped).token_ids == [5, 6]
+        # needs the server with a larger context
+        longer = request([5, 6, *[1] * 1200, 3], 1204)
+        assert peer.generate(longer).token_ids == [*longer.prompt, 1204]
+        with pytest.raises(PeerError, match="RuntimeError"):
+            peer.generate(request([0], 1))
+
+
+def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = PEERS["llama_server"]
+    with (
+        closing(Peer(spec, tmp_path, dtype="float32", threads=1)) as peer,
+        pytest.raises(PeerError, match="expected the command llama-server, found none"),
+    ):
         peer.load()

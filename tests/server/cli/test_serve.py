@@ -55,6 +55,15 @@ TWO = ["--model", "pronk-tiny", "--model", "other=pronk-tiny"]
             "model: expected one, found pronk-tiny and other=pronk-tiny; leave --replicas out",
         ),
         (
+            ["--model", "pronk-tiny", "--allow-pull", "--workers", "2"],
+            "workers: expected 1 with several models, found 2",
+        ),
+        (
+            ["--api-key", "a-key-of-clients", "--allow-pull"],
+            "allow-pull: expected --pull-key on a server with API keys",
+        ),
+        (["--pull-key", "a-key-of-pulls"], "pull-key: expected --allow-pull beside it"),
+        (
             ["--replicas", "2", "--idle-minutes", "5"],
             "idle-minutes: expected no such option with --replicas",
         ),

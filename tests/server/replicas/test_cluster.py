@@ -274,6 +274,7 @@ def test_replicas_have_the_instruction_sets_of_their_nodes(dispatcher: Dispatche
     assert eventually(are_met), found
 
 
+@pytest.mark.slow  # the next test kills both replicas of one stream
 def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: LLM) -> None:
     options = [params(seed, 200) for seed in range(12)]
     prompts = [BEGINNINGS[seed % 2] for seed in range(12)]
@@ -568,6 +569,7 @@ def test_address_of_another_service_is_a_one_line_error(monkeypatch: pytest.Monk
             thread.join()
 
 
+@pytest.mark.slow
 def test_replicas_end_when_their_server_is_killed(cluster: Any) -> None:
     """Ray keeps the application of a server that was killed; the replicas end it."""
     from ray import serve

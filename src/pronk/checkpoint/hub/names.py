@@ -249,6 +249,16 @@ def parse_name(name: str, revision: str | None = None) -> HubModel | None:
     return None
 
 
+def require_name(name: str, revision: str | None = None) -> HubModel:
+    """Return the model of :func:`parse_name`; raise CheckpointError for a name of another form."""
+    model = parse_name(name, revision)
+    if model is None:
+        expected = "expected a short name or owner/name[:QUANTIZATION] of a model on the Hub"
+        remedy = "pronk list --known prints the short names"
+        refuse("model", f"{expected}, found {name!r:.80}{close_names(name)}; {remedy}")
+    return model
+
+
 def _read_page(path: str) -> tuple[str, str | None]:
     """Return the name of the model on a page of the Hub, and the page's revision.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -249,10 +250,20 @@ def _has_vocabulary_of(target: Target, folder: Path) -> bool:
         return False
     if _has_tokenizer_of(target, folder):
         return True
-    tokenizer = Tokenizer.load(folder)
+    size, fingerprint = _read_vocabulary(folder)
     # The fingerprint of a large vocabulary takes a tenth of a second.
-    is_as_large = tokenizer.vocab_size == target.tokenizer.vocab_size
-    return is_as_large and tokenizer.fingerprint == target.tokenizer.fingerprint
+    return size == target.tokenizer.vocab_size and fingerprint == target.tokenizer.fingerprint
+
+
+@cache
+def _read_vocabulary(folder: Path) -> tuple[int, str]:
+    """Return the size and the fingerprint of a draft model's vocabulary.
+
+    They are kept, because "auto" asks for them twice with each target, and a folder of a clone does
+    not change.
+    """
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer.vocab_size, tokenizer.fingerprint
 
 
 def _has_tokenizer_of(target: Target, folder: Path) -> bool:

@@ -1,44 +1,19 @@
-"""Description of the machine that runs a benchmark, its memory bandwidth, and peak memory."""
+"""Description of the machine that runs a benchmark, and peak memory."""
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from pronk.backends import Kernels, KernelsError, candidates, machine_memory, num_threads
-from pronk.base.arrays import UINT8, mapped_zeros
+from pronk.backends import KernelsError, candidates
+from pronk.diagnosis import describe_machine
 from pronk.lab.bench.peers.engines.memory import peak_memory, reset_peak_memory
 
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
-
-_BUFFER_BYTES = 2**30  # larger than the caches of today's processors
-
-
-class BandwidthMeter:
-    """Measures the bandwidth of reading memory, with all threads, on a buffer beyond the caches."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self.nbytes = _BUFFER_BYTES
-        self._kernels = kernels
-        self._buffer = mapped_zeros((_BUFFER_BYTES,), UINT8)
-        # the system maps all unwritten pages to one page, which would stay in the processor's cache
-        self._buffer.fill(0)
-
-    def measure(self) -> float:
-        """Return the read bandwidth in bytes per second, the best of three runs."""
-        best = 0.0
-        for _ in range(3):
-            started = perf_counter()
-            self._kernels.read(self._buffer)
-            best = max(best, self.nbytes / (perf_counter() - started))
-        return best
 
 
 class PeakMemory:
@@ -70,15 +45,7 @@ def describe_hardware(device: str) -> dict[str, Any]:
     ``capability`` is the processor's best instruction set for which there are kernels; it is
     missing without kernels.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    description: dict[str, Any] = {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
-        "memory": machine_memory(),
-        "system": platform.platform(),
-        "threads": num_threads(),
-        "device": device,
-    }
+    description = describe_machine() | {"device": device}
     with suppress(KernelsError):
         description["capability"] = candidates()[0].name
     if device.startswith("cuda"):
@@ -86,14 +53,6 @@ def describe_hardware(device: str) -> dict[str, Any]:
 
         description["accelerator"] = cuda.get_device_name(device)
     return description
-
-
-def _processor() -> str:
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def versions() -> dict[str, str]:

@@ -22,8 +22,8 @@ import numpy as np
 
 from pronk import LLM, PromptError, PronkError, Proposer, SamplingParams, TokenTree
 from pronk.base import describe_error
+from pronk.diagnosis import BandwidthMeter
 from pronk.drafting import DraftContext, Outcome, derive_seed
-from pronk.lab.bench.machine import BandwidthMeter
 from pronk.lab.bench.methods import Item, Method
 from pronk.lab.bench.prompts import Prompt, drop_middle, encode
 from pronk.lab.bench.records import (

@@ -19,8 +19,9 @@ from pronk import LLM, OptionError
 from pronk.backends import count_parameters, forward_weights, kv_bytes_per_token, num_threads
 from pronk.base import refuse
 from pronk.checkpoint import is_gguf, read_json
+from pronk.diagnosis import BandwidthMeter
 from pronk.drafting import make_drafter
-from pronk.lab.bench.machine import BandwidthMeter, PeakMemory, describe_hardware, versions
+from pronk.lab.bench.machine import PeakMemory, describe_hardware, versions
 from pronk.lab.bench.measure import Bench, Options
 from pronk.lab.bench.methods import DrafterMethod, Method, PeerMethod
 from pronk.lab.bench.peers.process import Peer, PeerError, PeerSpec

@@ -104,7 +104,8 @@ def plan(
     peer: Annotated[
         list[str] | None,
         _peers(
-            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; or "
+            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; "
+            "llama_server, also with the suffix _ngram_simple or _ngram_mod; or "
             "all, which is all that read the model (transformers: folders, the others: GGUF "
             "files); repeatable."
         ),

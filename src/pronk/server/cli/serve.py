@@ -83,6 +83,18 @@ def serve(
         str | None,
         _server("Name of the only model in requests.", show_default="name of its folder"),
     ] = None,
+    allow_pull: Annotated[
+        bool,
+        _server("Let clients download models with Ollama's /api/pull.", "--allow-pull", metavar=""),
+    ] = False,
+    pull_key: Annotated[
+        list[str],
+        _server(
+            "API key whose clients may download models; repeatable.",
+            envvar="PRONK_PULL_KEY",
+            metavar="KEY",
+        ),
+    ] = [],  # noqa: B006
     allow_host: Annotated[
         list[str], _server("Host name to accept besides localhost; repeatable.", metavar="NAME")
     ] = [],  # noqa: B006
@@ -187,6 +199,8 @@ def serve(
             "--open-to-all"
         )
         raise OptionError(msg)
+    pull_keys = _pull_keys(allow_pull, pull_key, needs_keys=bool(keys) or not is_local)
+    keys += tuple(pull_key)
     guardrail_prompt = _guardrails(guardrails)
     template = MODERATION_TEMPLATE
     if moderation_prompt:
@@ -205,6 +219,7 @@ def serve(
     settings = ServerSettings(
         name=name or "",
         keys=keys,
+        pull_keys=pull_keys,
         hosts={*_LOOPBACK, *map(str.lower, allow_host)} if is_local else None,
         origins=tuple(allow_origin),
         limits=limits,
@@ -220,7 +235,12 @@ def serve(
         check_free(host, port)
     with ExitStack() as stack:
         if replicas:
-            refused = {"pin": pin, "memory": memory, "idle-minutes": idle_minutes}
+            refused = {
+                "pin": pin,
+                "memory": memory,
+                "idle-minutes": idle_minutes,
+                "allow-pull": allow_pull,
+            }
             for option, value in refused.items():
                 if value:
                     msg = (
@@ -298,24 +318,29 @@ def _open_models(
     from pronk.server.model_loader import ModelLoader
     from pronk.server.model_pool import ModelPool, PooledModel
     from pronk.server.names import AdapterNames, find_models
+    from pronk.server.pulls import Pulls
     from pronk.server.settings import model_key
 
     options = {name: value for name, value in options.items() if name != "model"}
+    allows_pulls = settings.pull_keys is not None
     with screen.loading() as bar:
         found = find_models(values, progress=bar)
-        if len(found) > 1:
-            _check_options(len(found), settings.name, options)
-        elif settings.name:
+        has_several = len(found) > 1 or allows_pulls
+        if has_several:
+            number = f"{len(found)} and those of --allow-pull" if allows_pulls else str(len(found))
+            _check_options(number, settings.name if len(found) > 1 else "", options)
+        if settings.name and len(found) == 1:
             found = [(settings.name, path) for _, path in found]
         limit = None if memory is None else parse_memory(memory, "memory")
-        if limit is None and len(found) > 1:
+        if limit is None and has_several:
             limit = int(_MEMORY_FRACTION * (machine_memory() or _ASSUMED_MEMORY))
-        models = list[PooledModel]()
-        for name, path in found:
+
+        def make_model(name: str, path: Path) -> PooledModel:
             names = AdapterNames(name, options["adapters"])
             own_settings = replace(settings, name=name)
-            loader = ModelLoader(path, options, own_settings, template, limit)
-            models.append(PooledModel(names, loader))
+            return PooledModel(names, ModelLoader(path, options, own_settings, template, limit))
+
+        models = [make_model(name, path) for name, path in found]
         by_key = {model_key(model.name): model for model in models}
         for name in pins:
             if model_key(name) not in by_key:
@@ -325,14 +350,40 @@ def _open_models(
         idle_seconds = None if idle_minutes is None else 60.0 * idle_minutes
         first_settings = replace(settings, name=models[0].name)
         pool = ModelPool(models, first_settings, memory=limit, idle_seconds=idle_seconds)
+        if allows_pulls:
+            pool.pulls = Pulls(pool, make_model)
         for model in sorted(models, key=lambda model: not model.pinned):
             if model.pinned or model is models[0]:
                 pool.preload(model, bar)
     return pool
 
 
-def _check_options(count: int, name: str, options: dict[str, Any]) -> None:
-    """Raise OptionError for options that only a single model can have."""
+def _pull_keys(
+    allow_pull: bool, pull_key: Sequence[str], *, needs_keys: bool
+) -> tuple[str, ...] | None:
+    """Return the keys whose clients may download models: ``()`` for all clients, None for none.
+
+    Raises:
+        OptionError: keys without ``--allow-pull``; or no keys, though the server has API keys or
+            listens to other machines.
+    """
+    if pull_key and not allow_pull:
+        msg = "pull-key: expected --allow-pull beside it, found none; add it"
+        raise OptionError(msg)
+    if allow_pull and needs_keys and not pull_key:
+        msg = (
+            "allow-pull: expected --pull-key on a server with API keys or for other machines, "
+            "found none; add a key"
+        )
+        raise OptionError(msg)
+    return tuple(pull_key) if allow_pull else None
+
+
+def _check_options(count: str, name: str, options: dict[str, Any]) -> None:
+    """Raise OptionError for options that only a single model can have.
+
+    ``count`` says how many models the server has.
+    """
     if name:
         problem = f"expected one model, found {count}; name each: --model NAME=MODEL"
         refuse("name", problem, OptionError)

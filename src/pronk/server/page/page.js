@@ -59,6 +59,12 @@ const page = {
     for (const later of turns.splice(turns.indexOf(turn) + 1)) later.element.remove();
     ask(turn);
   },
+  compare(turn) {
+    if (running) return;
+    following = turn === turns.at(-1);
+    turn.compare();
+    if (!following) turn.element.scrollIntoView({ block: "nearest" });
+  },
 };
 
 function send() {
@@ -250,7 +256,7 @@ $("key-form").addEventListener("submit", (event) => {
 });
 $("key-cancel").addEventListener("click", () => $("key-dialog").close());
 
-// Comparison of the last answer with plain decoding, above the composer.
+// Comparison of the last answer with plain decoding, above the composer; earlier answers have a button of their own.
 
 function showComparison() {
   const last = turns.at(-1);
@@ -261,10 +267,7 @@ function showComparison() {
   $("compared").textContent = verdict?.summary ?? "";
 }
 
-$("compare").addEventListener("click", () => {
-  following = true;
-  turns.at(-1).compare();
-});
+$("compare").addEventListener("click", () => page.compare(turns.at(-1)));
 
 // Conversations stored in this browser.
 

@@ -13,7 +13,7 @@ export class Turn {
    * @param {object} page callbacks of the page: history(turn) returns the messages of the turns before, key() the API key,
    *   drafter() the server's drafter, running() whether an answer is in progress; setBusy(controller) begins or, with
    *   null, ends one; system() the system prompt; marks() whether tokens are marked; attach(answer), onDraw(),
-   *   announce(text), askKey(reason, then), regenerate(turn, newSeed)
+   *   announce(text), askKey(reason, then), regenerate(turn, newSeed), compare(turn)
    */
   constructor(message, page) {
     this.message = message;
@@ -159,6 +159,8 @@ export class Turn {
       offers.push(button("Regenerate with a new seed", "plain again", () => page.regenerate(this, true)));
     }
     offers.push(button("Edit the message", "plain again", () => this.#edit()));
+    // The last answer has this button above the composer.
+    if (this.comparable) offers.push(button("Compare", "plain compare", () => page.compare(this)));
     this.#offer([...offers, make("span", "used", settings.filter(Boolean).join(" · "))]);
   }
 

@@ -290,6 +290,13 @@ _OLLAMA_SHOW: dict[str, Treatment] = {
     "name": Renamed("model"),
 }
 
+# Options of Ollama's `/api/pull`.
+_OLLAMA_PULL: dict[str, Treatment] = {
+    **_accepted("insecure"),
+    **_refused(names="username password", advice="run `hf auth login` where the server runs"),
+    "name": Renamed("model"),
+}
+
 # Fields of a message in a conversation. Each server has its own name for the thoughts of an earlier
 # answer.
 _TURN: dict[str, Treatment] = {
@@ -374,6 +381,7 @@ TABLE: Mapping[str, dict[str, Treatment]] = {
     "ollama": _OLLAMA,
     "ollama_generate": _OLLAMA_GENERATE,
     "ollama_show": _OLLAMA_SHOW,
+    "ollama_pull": _OLLAMA_PULL,
     "message": _TURN,
     "function": _FUNCTION,
     "structured_outputs": _STRUCTURED_OUTPUTS,

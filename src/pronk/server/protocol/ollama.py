@@ -307,3 +307,12 @@ class ShowRequest(RequestBody):
     places: ClassVar[Sequence[str]] = ("ollama_show",)
 
     model: Text | None = None
+
+
+class PullRequest(RequestBody):
+    """Body of ``/api/pull``, which streams by default."""
+
+    places: ClassVar[Sequence[str]] = ("ollama_pull",)
+
+    model: Text
+    stream: bool | None = True

@@ -39,10 +39,25 @@ class PeerSpec:
     reads_gguf: bool  # True: the engine reads GGUF files; False: folders with safetensors files
 
 
+# Decoding methods of each engine; "" is plain decoding. Those of llama-server are its --spec-type.
+_VARIANTS = {
+    "transformers": ("", "prompt_lookup"),
+    "openvino": ("", "prompt_lookup"),
+    "llama_cpp": ("", "prompt_lookup"),
+    "llama_server": ("", "ngram-simple", "ngram-mod"),
+}
 PEERS = {
-    name: PeerSpec(name, engine, variant, reads_gguf=engine != "transformers")
-    for engine in ("transformers", "openvino", "llama_cpp")
-    for name, variant in ((engine, ""), (f"{engine}_prompt_lookup", "prompt_lookup"))
+    spec.name: spec
+    for engine, variants in _VARIANTS.items()
+    for spec in (
+        PeerSpec(
+            "_".join(filter(None, [engine, variant.replace("-", "_")])),
+            engine,
+            variant,
+            reads_gguf=engine != "transformers",
+        )
+        for variant in variants
+    )
 }
 
 

@@ -32,6 +32,7 @@ _ENGINES = {
     "transformers": ("hf", "HuggingFace"),
     "openvino": ("ov", "OpenVino"),
     "llama_cpp": ("llamacpp", "LlamaCpp"),
+    "llama_server": ("llamaserver", "LlamaServer"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 class WorkerConfig:
     """Engine, model and options of a worker process."""
 
-    engine: str  # name of the engine: transformers, openvino or llama_cpp
+    engine: str  # name of the engine, a key of worker.py's table
     variant: str  # decoding method of the engine; "" is plain decoding
     model: str  # a folder in the Hugging Face layout, or a GGUF file
     dtype: str  # data type of the computation: bfloat16, float16 or float32
