@@ -6,13 +6,13 @@ import torch
 
 from gpu.tiny_gpu import DEVICE, gpu_runner, put
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array
+from pronk.base.convert import to_array
 from pronk.cache.blocks import BlockTable
 from pronk.checkpoint.formats.matrix import QuantizedMatrix
 from pronk.checkpoint.gguf.blocks import TENSOR_TYPES, BlockMatrix, BlockRows, unpack
 from pronk.gpu import gemm
 from pronk.gpu.attention import AttentionOptions, attend
 from pronk.gpu.choose import choose, noise_of
-from pronk.gpu.convert import to_array
 from pronk.gpu.gemm import ProductPlan, multiply, plan_product
 from pronk.gpu.layout import RowLayout
 from pronk.gpu.rows import RowNorm, gate, normalize

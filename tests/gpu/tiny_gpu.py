@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from pronk.base.arrays import FLOAT32, Array, DType
+from pronk.base.convert import to_tensor
 from pronk.drafting.target import Target
 from pronk.engine.engine import Engine
 from pronk.engine.options import BatchOptions
-from pronk.gpu.convert import to_tensor
 from pronk.gpu.model import GpuModel
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -96,12 +97,14 @@ class GpuDevice:
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
         """Copy the target's weights to the device, and return its runner."""
         assert isinstance(cache, GpuPool), "expected the pool of this device"
+        # its layers have the attributes of Linear that loading sets
+        linear: Any = gpu_linear(self._kernels, self._options.weights, cache.dtype, self._device)
         on_device = load_decoder(
             self._model,
             self.shard_config,
             dtype=cache.dtype,
             kernels=self._kernels,
-            linear=gpu_linear(self._kernels, self._options.weights, cache.dtype, self._device),
+            linear=linear,
         )
         return GpuRunner(decoder, GpuModel(on_device, cache))
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pronk import OptionError
 from pronk.backends import Decoder, Layer, ModelConfig, Norm
+from pronk.base.convert import to_tensor, torch_dtype
 from pronk.checkpoint import RopeConfig, RopeTable
 from pronk.gpu.attention import AttentionOptions, attend
-from pronk.gpu.convert import to_tensor, torch_dtype
 from pronk.gpu.gemm import multiply
 from pronk.gpu.layout import RowLayout
 from pronk.gpu.pool import GpuPool

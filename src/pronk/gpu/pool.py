@@ -16,7 +16,7 @@ from torch import Tensor
 from pronk import OptionError
 from pronk.backends import ROWS, Kernels, ModelConfig, PagedCache, PoolLayout
 from pronk.base.arrays import Array, DType, mapped_zeros
-from pronk.gpu.convert import torch_dtype
+from pronk.base.convert import torch_dtype
 
 
 class GpuPool(PagedCache):

@@ -26,8 +26,8 @@ from pronk.backends import (
     StatelessSampler,
 )
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array
 from pronk.gpu.choose import Noise, choose, noise_of
-from pronk.gpu.convert import to_array
 from pronk.gpu.layout import layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
 from pronk.gpu.steps import Steps

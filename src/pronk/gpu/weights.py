@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pronk.backends import BlockMatrix, Kernels, QuantizedMatrix, WeightLayout, round_weights
 from pronk.base.arrays import FLOAT16, FLOAT32, UINT8, Array, DType
-from pronk.gpu.convert import to_tensor, torch_dtype
+from pronk.base.convert import to_tensor, torch_dtype
 
 # Number of inputs of a block of a product; rows are padded to whole blocks.
 INPUT_BLOCK = 128
