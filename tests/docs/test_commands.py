@@ -32,6 +32,7 @@ from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.cli.main import app
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.infill import InfillRequest
+from pronk.server.protocol.ollama import PullRequest
 from pronk.server.protocol.small_routes import RerankRequest
 
 Words = list[str]
@@ -157,12 +158,13 @@ def check_make(words: Words) -> None:
 
 def check_curl(words: Words) -> None:
     """Validate the body of a request to a server on this machine."""
-    path = words[0].removeprefix("http://127.0.0.1:8000")
+    path = re.sub(r"^http://(127\.0\.0\.1:8000|localhost:11434)", "", words[0])
     body = words[words.index("-d") + 1]
     request = {
         "/v1/completions": CompletionRequest,
         "/v1/rerank": RerankRequest,
         "/infill": InfillRequest,
+        "/api/pull": PullRequest,
     }[path]
     request.model_validate(json.loads(body))
 

@@ -1,4 +1,4 @@
-"""What the option ``device="cuda"`` selects: one NVIDIA GPU computes the target.
+"""The device of the option ``device="cuda"``: one NVIDIA GPU computes the target.
 
 The machine keeps the target packed for its processor as well: drafters' modules compute with parts
 of it, such as its LM head.
