@@ -104,7 +104,7 @@ class GpuDevice:
             self.shard_config,
             dtype=cache.dtype,
             kernels=self._kernels,
-            linear=linear,
+            weights=linear,
         )
         return GpuRunner(decoder, GpuModel(on_device, cache))
 

@@ -208,10 +208,9 @@ def load_decoder(
     *,
     dtype: DType,
     kernels: Kernels,
-    weights: str = "plain",
+    weights: str | LinearFactory = "plain",
     split: TensorSplit | None = None,
     cache: WeightCache | None = None,
-    linear: LinearFactory | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Return a decoder with the weights of a model folder or GGUF file, packed for the kernels.
@@ -225,11 +224,10 @@ def load_decoder(
         dtype: data type of the unquantized weights.
         kernels: the kernels that compute the model.
         weights: ``plain``, or ``int8`` or ``int4`` to quantize what the checkpoint does not
-            (:func:`~pronk.models.linear.choose_linear`).
+            (:func:`~pronk.models.linear.choose_linear`). Or the function that builds the linear
+            layers, for another device than the CPU.
         split: shard of this process in tensor parallelism.
         cache: packed weights of earlier loads; weights that it lacks are added and saved.
-        linear: builds the linear layers, for another device than the CPU; the options ``weights``
-            and ``cache`` are then without effect.
         on_progress: called with the number of bytes read so far, and the total.
 
     Raises:
@@ -240,8 +238,10 @@ def load_decoder(
     """
     _check_heads(config, kernels)
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
-    if linear is None:
+    if isinstance(weights, str):
         linear = choose_linear(kernels, weights, checkpoint.release, cache)
+    else:
+        linear = weights
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     # Order of loading: first embeddings, which a tied LM head needs; then the tied LM head; then
