@@ -104,7 +104,9 @@ def read(runner: GpuRunner, tokens: Sequence[int]) -> tuple[BlockTable, Array]:
     return table, logits
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [BFLOAT16, pytest.param(FLOAT32, marks=pytest.mark.slow)], ids=str
+)
 def test_bits_of_a_row_depend_on_its_text_alone(
     dtype: DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
