@@ -157,7 +157,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--tools", type=int, default=68)
+    parser.add_argument("--tools", type=int, default=70, help="70 give 15,000 tokens")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kv-memory", default="1GiB")

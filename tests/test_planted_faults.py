@@ -18,6 +18,7 @@ from planted_faults import FAULTS, Fault
 from server.browsing import CHROMIUM
 from waiting import HUNG
 
+FAULT_HUNG = 45  # HUNG of tests with a fault, in seconds
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 PACKAGE = ROOT / "src" / "pronk"
@@ -60,14 +61,19 @@ def plant(fault: Fault, clone: Path) -> None:
         build_kernels(clone)
 
 
-def run_tests(nodes: Iterable[str], clone: Path) -> subprocess.CompletedProcess[str]:
-    """Run tests, given by their files or node ids, on the package in ``clone`` until one fails."""
+def run_tests(
+    nodes: Iterable[str], clone: Path, hung: float = HUNG
+) -> subprocess.CompletedProcess[str]:
+    """Run tests, given by their files or node ids, on the package in ``clone`` until one fails.
+
+    ``hung`` is :data:`waiting.HUNG` of the tests.
+    """
     package = str(clone / "src")
     options = ["-x", "-p", "no:cacheprovider", *(str(TESTS / node) for node in nodes)]
     return subprocess.run(
         [sys.executable, "-c", RUN_TESTS, package, *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": package},
+        env={**os.environ, "PYTHONPATH": package, "PRONK_TESTS_HUNG": str(hung)},
         capture_output=True,
         text=True,
         timeout=3 * HUNG,
@@ -91,7 +97,7 @@ def test_the_suite_finds_the_fault(fault: Fault, clone: Path) -> None:
     if fault.file.startswith("server/page/") and CHROMIUM is None:
         pytest.skip("expected Chromium, found none; set $CHROMIUM")
     plant(fault, clone)
-    done = run_tests(fault.tests.split(), clone)
+    done = run_tests(fault.tests.split(), clone, FAULT_HUNG)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, end_of_output(done)
     assert re.search(r"\b1 failed\b", summary(done)), end_of_output(done)
 

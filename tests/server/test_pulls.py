@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from fake_hub import FakeHub, hub_in_use
 from pronk.base.errors import OptionError
+from pronk.checkpoint.hub import download
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.checkpoint.hub.names import HubModel
 from pronk.server import pulls
@@ -31,6 +32,7 @@ from waiting import HUNG, eventually
 
 PULL_KEY = "a-key-that-may-pull"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+SUCCESS = {"status": "success"}
 QUESTION = {"messages": [{"role": "user", "content": "Count to three."}], "stream": False}
 
 
@@ -38,6 +40,10 @@ QUESTION = {"messages": [{"role": "user", "content": "Count to three."}], "strea
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve a Hub with pronk-tiny as ``o/tiny``; the cache is empty."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    # A busy machine may need longer than these limits of time.
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", HUNG)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", HUNG)
+    monkeypatch.setattr(download, "_ANSWER_SECONDS", HUNG)
     with hub_in_use() as made:
         made.repos["o/tiny"] = {name: (TINY / name).read_bytes() for name in FILES}
         yield made
@@ -76,7 +82,7 @@ def test_a_pulled_model_answers(hub: FakeHub) -> None:
     with pulling_server() as (_, client):
         reply = lines(client.post("/api/pull", json={"model": "o/tiny:latest"}))
         assert reply[0] == {"status": "pulling manifest"}
-        assert reply[-1] == {"status": "success"}
+        assert reply[-1] == SUCCESS
         assert names(client) == ["tiny", "o/tiny"]
         greedy = {**QUESTION, "options": {"temperature": 0, "num_predict": 8}}
         answers = [
@@ -86,7 +92,7 @@ def test_a_pulled_model_answers(hub: FakeHub) -> None:
         assert len(answers[0]) > 5
         assert answers[0] == answers[1]
         whole = client.post("/api/pull", json={"name": "o/tiny", "stream": False})
-        assert (whole.status_code, whole.json()) == (200, {"status": "success"})
+        assert (whole.status_code, whole.json()) == (200, SUCCESS)
         assert names(client) == ["tiny", "o/tiny"]
     assert any("resolve" in path for _, path, _ in hub.requests)
 
@@ -112,7 +118,7 @@ def test_progress(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
         line["completed"] for line in progress
     )
     assert len({line["digest"] for line in progress}) == 1
-    assert seen[-1] == {"status": "success"}
+    assert seen[-1] == SUCCESS
 
 
 def test_a_client_that_leaves_stops_its_download(
@@ -137,11 +143,11 @@ def test_a_client_that_leaves_stops_its_download(
         assert eventually(lambda: made[0].is_stopped)
         hub.held.set()
         # the next download begins when the thread of the first one has ended
-        assert lines(client.post("/api/pull", json={"model": "o/tiny"}))[-1]["status"] == "success"
+        assert lines(client.post("/api/pull", json={"model": "o/tiny"}))[-1] == SUCCESS
         assert find_cached(HubModel("o/file")) is None
         assert names(client) == ["tiny", "o/tiny"]
         hub.requests.clear()
-        assert lines(client.post("/api/pull", json={"model": "o/file"}))[-1]["status"] == "success"
+        assert lines(client.post("/api/pull", json={"model": "o/file"}))[-1] == SUCCESS
         assert any(sent.startswith("bytes=") for _, _, sent in hub.requests)
 
 
