@@ -46,10 +46,9 @@ class GpuMatrix:
     Attributes:
         values: weights ``[outputs, padded inputs]``, or their codes in the order of
             :mod:`pronk.gpu.gemm`.
-        outputs: number of outputs; a gated matrix has those of the gate first.
+        outputs: number of outputs; those of an MLP's gate precede those of its up projection.
         inputs: number of inputs.
         bias: ``[outputs]``, or ``None``.
-        gated: whether the first half of the outputs are the gates of the second half.
         format: form of ``values``.
         group: number of inputs per scale; 0 for plain weights.
         zero: number that is subtracted from codes.
@@ -58,14 +57,12 @@ class GpuMatrix:
         factor: ``[outputs, groups / 8]``: factor of the scales, or ``None``.
         minimum_factor: ``[outputs, groups / 8]``: factor of the minima, or ``None``.
         order: int64 ``[inputs]``: the input of each column; ``None``: they are in order.
-        kind: format of the numbers in words, as for the CPU.
     """
 
     values: Tensor
     outputs: int
     inputs: int
     bias: Tensor | None = None
-    gated: bool = False
     format: Format = "plain"
     group: int = 0
     zero: int = 0
@@ -74,7 +71,6 @@ class GpuMatrix:
     factor: Tensor | None = None
     minimum_factor: Tensor | None = None
     order: Tensor | None = None
-    kind: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -124,7 +120,6 @@ def load_matrix(
     *,
     dtype: DType,
     device: torch.device,
-    gated: bool = False,
 ) -> GpuMatrix:
     """Copy a matrix and its bias to a device.
 
@@ -137,12 +132,12 @@ def load_matrix(
         factors = _read_factors(weight) if weight.type in _WITH_FACTORS else None
         weight = weight.unpack()
     if isinstance(weight, QuantizedMatrix) and _has_known_groups(weight):
-        return _load_quantized(weight, own_bias, factors, device, gated=gated)
+        return _load_quantized(weight, own_bias, factors, device)
     plain = weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight
     outputs, inputs = plain.shape
     padded = torch.zeros(outputs, padded_inputs(inputs), dtype=torch_dtype(dtype), device=device)
     padded[:, :inputs] = to_tensor(plain).to(device, torch_dtype(dtype))
-    return GpuMatrix(padded, outputs, inputs, own_bias, gated, kind=str(dtype))
+    return GpuMatrix(padded, outputs, inputs, own_bias)
 
 
 def _has_known_groups(matrix: QuantizedMatrix) -> bool:
@@ -154,8 +149,6 @@ def _load_quantized(
     bias: Tensor | None,
     factors: tuple[Array, Array] | None,
     device: torch.device,
-    *,
-    gated: bool,
 ) -> GpuMatrix:
     outputs, inputs = matrix.shape
     width = padded_inputs(inputs)
@@ -175,22 +168,25 @@ def _load_quantized(
         of_scales, of_minima = factors
         scale = _divide(scale, of_scales)
         minimum = _divide(minimum, of_minima)
-    kind = f"int{matrix.bits} in groups of {matrix.group}"
+    groups = (scale, minimum, of_scales, of_minima)
+    counts = (num_groups, num_groups, -1, -1)
+    on_device = [
+        None if numbers is None else _group_tensor(numbers, count, device)
+        for numbers, count in zip(groups, counts, strict=True)
+    ]
     return GpuMatrix(
         torch.from_numpy(codes).to(device),
         outputs,
         inputs,
         bias,
-        gated,
-        "int4" if is_int4 else "int8",
-        matrix.group,
-        matrix.zero,
-        _group_tensor(scale, num_groups, device),
-        None if minimum is None else _group_tensor(minimum, num_groups, device),
-        None if of_scales is None else _group_tensor(of_scales, -1, device),
-        None if of_minima is None else _group_tensor(of_minima, -1, device),
-        None if matrix.order is None else torch.from_numpy(matrix.order).to(device),
-        kind,
+        format="int4" if is_int4 else "int8",
+        group=matrix.group,
+        zero=matrix.zero,
+        scale=on_device[0],
+        minimum=on_device[1],
+        factor=on_device[2],
+        minimum_factor=on_device[3],
+        order=None if matrix.order is None else torch.from_numpy(matrix.order).to(device),
     )
 
 
@@ -265,6 +261,6 @@ def gpu_linear(
             weight = round_weights(
                 kernels, weight, 4 if weights == "int4" and not layout.head else 8
             )
-        return GpuLinear(load_matrix(weight, bias, dtype=dtype, device=device, gated=layout.gated))
+        return GpuLinear(load_matrix(weight, bias, dtype=dtype, device=device))
 
     return build
