@@ -44,6 +44,13 @@ def _family(name: str, folder: Path) -> Path:
     return make_checkpoint(folder, name, portable=True)
 
 
+def _int4_cache(name: str, folder: Path) -> Path:
+    path = make_checkpoint(folder, name, portable=True)
+    options = json.dumps({"kv_dtype": "int4"})
+    (path / "llm_options.json").write_text(options, encoding="utf-8")
+    return path
+
+
 def _quantized(name: str, folder: Path) -> Path:
     plain = make_checkpoint(folder / "plain", "llama", portable=True, hidden_size=96)
     return write_quantized(plain, folder, FORMATS[name])[0]
@@ -59,6 +66,7 @@ MakeModel = Callable[[Path], Path]
 # Functions that write a model into a folder and return its path, by the model's name.
 MODELS: dict[str, MakeModel] = {
     **{name: partial(_family, name) for name in FAMILIES},
+    **{f"{name}, int4 cache": partial(_int4_cache, name) for name in ("qwen2", "deepseek_v3")},
     **{name: partial(_quantized, name) for name in FORMATS},
     **{
         kind: partial(_gguf, kind)

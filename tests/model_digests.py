@@ -14,8 +14,13 @@ from pronk import LLM, reproducibility
 
 
 def digests(path: Path, kernels: str = "auto") -> dict[str, str]:
-    """Return the digests of a model's outputs with an instruction set."""
-    llm = LLM(path, dtype="float32", kv_memory="64MiB", kernels=kernels, bits="portable")
+    """Return the digests of a model's outputs with an instruction set.
+
+    A folder may have a file ``llm_options.json`` with further arguments of :class:`pronk.LLM`.
+    """
+    file = path / "llm_options.json"
+    more = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    llm = LLM(path, dtype="float32", kv_memory="64MiB", kernels=kernels, bits="portable", **more)
     with closing(llm):
         return reproducibility.digests(llm)
 

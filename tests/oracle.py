@@ -21,6 +21,8 @@ Rotations = tuple[Tensor, Tensor] | None
 # Maps the number of a layer, ``q`` ``[rows, heads, d]``, ``k`` and ``v`` ``[rows, kv_heads, d]`` to
 # ``[rows, heads * d]``.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# Maps keys or values ``[rows, kv_heads, d]`` to the numbers that a quantized cache has of them.
+Rounding = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: x.clamp(min=0.0) ** 2,
@@ -57,16 +59,16 @@ def to_array(tensor: Tensor) -> Array:
 class DenseAttend:
     """Causal attention over all positions of one text by matrix products, in float32 or wider."""
 
-    def __init__(self, config: ModelConfig, *, coded: bool = False) -> None:
-        """With ``coded``, round keys and values as an 8-bit KV cache does."""
+    def __init__(self, config: ModelConfig, rounding: Rounding | None = None) -> None:
+        """Apply ``rounding`` to keys and values, as a quantized KV cache does."""
         self.config = config
-        self.coded = coded
+        self.rounding = rounding
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         c = self.config
         rows = q.shape[0]
-        if self.coded:
-            k, v = (round_to_8_bits(x) for x in (k, v))
+        if self.rounding is not None:
+            k, v = (self.rounding(x) for x in (k, v))
         wide = torch.promote_types(q.dtype, torch.float32)
         query, key, value = (x.to(wide).transpose(0, 1) for x in (q, k, v))
         key, value = (x.repeat_interleave(c.group, dim=0) for x in (key, value))
@@ -83,6 +85,42 @@ def round_to_8_bits(rows: Tensor) -> Tensor:
     """Round ``[rows, heads, size]`` to multiples of 1/127 of each head's largest magnitude."""
     step = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
     return torch.round(rows / step) * step
+
+
+# Numbers of the codes of an int4 cache: those of IQ4_NL in llama.cpp.
+INT4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def hadamard(size: int) -> Array:
+    """Return the matrix of Walsh and Hadamard for a power of two, float64 ``[size, size]``."""
+    ones = [[(row & column).bit_count() for column in range(size)] for row in range(size)]
+    return np.where(np.array(ones) % 2, -1.0, 1.0)
+
+
+def int4_numbers(rows: Array, value_dim: int = 0) -> Array:
+    """Return ``rows`` ``[…, size]`` as an int4 cache stores them and attention reads them, float64.
+
+    With latent attention, the first ``value_dim`` elements of a row are the value.
+    """
+    size = rows.shape[-1]
+    block = math.gcd(size, value_dim, 1 << 10)
+    blocks = rows.astype(np.float64).reshape(*rows.shape[:-1], -1, block)
+    rotated = (blocks @ hadamard(block) / block).reshape(rows.shape)
+    stored = np.empty_like(rotated)
+    for first in range(0, size, 32):
+        group = rotated[..., first : first + 32]
+        extreme = np.take_along_axis(group, np.abs(group).argmax(-1, keepdims=True), axis=-1)
+        scale = (extreme / -127).astype(np.float32).astype(BFLOAT16).astype(np.float64)
+        scale = np.where(scale == 0, 1.0, scale)
+        distances = np.abs((group / scale)[..., None] - np.array(INT4_NUMBERS))
+        stored[..., first : first + 32] = scale * np.array(INT4_NUMBERS)[distances.argmin(-1)]
+    blocks = stored.reshape(*rows.shape[:-1], -1, block)
+    return (blocks @ hadamard(block)).reshape(rows.shape)
+
+
+def round_to_4_bits(rows: Tensor) -> Tensor:
+    """Round ``[rows, heads, size]`` as an int4 cache does."""
+    return torch.from_numpy(int4_numbers(rows.double().numpy())).to(rows.dtype)
 
 
 def visible(rows: int, window: int | None) -> Tensor:
@@ -309,9 +347,12 @@ def _linear(outputs: int, inputs: int, *, bias: bool) -> nn.Linear:
 
 
 def dense_logits(
-    model: DenseModel, tokens: Sequence[int], dtype: DType = FLOAT32, *, coded: bool = False
+    model: DenseModel,
+    tokens: Sequence[int],
+    dtype: DType = FLOAT32,
+    rounding: Rounding | None = None,
 ) -> Array:
     """Return logits ``[len(tokens), vocab]`` of a whole text in one pass, in float32 or wider."""
     size = torch_dtype(dtype)
-    *_, hidden = model.states(tokens, size, DenseAttend(model.config, coded=coded))
+    *_, hidden = model.states(tokens, size, DenseAttend(model.config, rounding))
     return to_array(model.logits(hidden).to(torch.promote_types(size, torch.float32)))

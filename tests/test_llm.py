@@ -675,7 +675,7 @@ def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], me
         ({"dtype": "int7"}, "int7"),
         ({"kv_memory": "lots"}, "kv_memory: expected .* found 'lots'"),
         ({"kv_memory": 10}, "kv_memory: expected at least .* found 10"),
-        ({"kv_dtype": "int4"}, "kv_dtype: expected one of auto, int8, found 'int4'"),
+        ({"kv_dtype": "int5"}, "kv_dtype: expected one of auto, int8, int4, found 'int5'"),
         ({"max_batch": 0}, r"max_batch: expected an integer in 1\.\.1024, found 0"),
         ({"prefill_chunk": 1}, r"prefill_chunk: expected an integer in 16\.\.8192, found 1"),
         ({"threads": -1}, r"threads: expected an integer in 1\.\.4096, found -1"),

@@ -40,7 +40,6 @@ def test_files_of_wheels_exist(wheels: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("tag", "libraries"),
     [
-        ("any", ()),
         ("manylinux_2_17_x86_64", LINUX),
         ("manylinux_2_17_aarch64", LINUX),
         ("win_amd64", ("pronk/kernels/pronk.dll", "pronk/kernels/pronk_suffix.dll")),
@@ -58,6 +57,7 @@ def test_faults_of_a_wheel(
     with pytest.raises(SystemExit, match=r"expected heads/.*, found no such file"):
         wheels.check(wheel(tmp_path, tag, files[0], *files[2:], *libraries))
     for found in (
+        set[str](),
         {*LINUX} - {*libraries} or {"pronk/kernels/pronk.dll"},
         {"pronk/kernels/libpronk.so"},
     ):
@@ -69,7 +69,5 @@ def test_faults_of_a_wheel(
 
 def test_unknown_names_are_refused(wheels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["wheels.py", "linux-riscv"])
-    with pytest.raises(
-        SystemExit, match=r"expected linux-x86_64, .*, any, sdist; found 'linux-riscv'"
-    ):
+    with pytest.raises(SystemExit, match=r"expected linux-x86_64, .*, sdist; found 'linux-riscv'"):
         wheels.main()

@@ -20,7 +20,7 @@ from tokenizers import decoders, models
 
 from gguf_files import STORED, encode
 from guides import ToyFollower, with_forced
-from oracle import DenseLayer, DenseModel, to_array, torch_dtype
+from oracle import INT4_NUMBERS, DenseLayer, DenseModel, to_array, torch_dtype
 from pronk.base.arrays import FLOAT32, INT8, Array, DType
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.layout import PoolLayout, fill_poison
@@ -133,6 +133,7 @@ def special_fields(name: str, head_dim: int, layers: int) -> dict[str, Any]:
     - ``parallel``: Mamba 2 without a norm beside attention in all layers but the second.
     - ``gemma4``: layers of different shapes, the last two of which read the keys of the first two;
       inputs of layers; experts with separate norms in the second layer.
+    - ``biases``: biases of queries, keys and values, those of keys as large as in Qwen2.5.
     - ``latent``: latent attention, with latents of queries.
     - ``plain latent``: latent attention, without latents of queries.
 
@@ -310,6 +311,7 @@ _SPECIAL_FIELDS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "mamba": _mamba_fields,
     "parallel": _parallel_fields,
     "sublayers": _sublayers_fields,
+    "biases": lambda head_dim, layers: {"qkv_bias": True},
     "latent": lambda head_dim, _: _latent_fields(head_dim, 24),
     "plain latent": lambda head_dim, _: _latent_fields(head_dim, None),
 }
@@ -332,6 +334,10 @@ def tiny_module(dtype: DType = FLOAT32, *, seed: int = 0, **shape: Any) -> Dense
                 parameter.normal_(0.0, 0.3, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
+        if config.qkv_bias and config.rope is not None:
+            keys = slice(config.num_heads * config.head_dim, None)
+            for layer in module.layers:
+                layer.qkv.bias[keys][: config.num_kv_heads * config.head_dim].mul_(50.0)
         if config.tied:
             # the embedding is larger than an untied head
             module.norm.weight.mul_(4.0 * config.hidden_size**-0.5)
@@ -715,9 +721,22 @@ def _numbers(layout: PoolLayout, pool: Array, slots: Array) -> Array:
     )
     if pool.dtype != INT8:
         return first
-    if not scales:  # rows: codes, then the scale
-        first, scales = first[..., :-4], [np.ascontiguousarray(first[..., -4:]).view(np.float32)]
-    return first * scales[0]
+    quantization = layout.quantization
+    assert quantization is not None
+    if not scales:  # rows: codes, then the scales
+        size = quantization.scale_bytes(first.shape[-1])
+        stored = np.ascontiguousarray(first[..., -size:]).view(quantization.scale_dtype)
+        first, scales = first[..., :-size], [stored]
+    if quantization.bits == 8:
+        return first * scales[0]
+    # Codes of 4 bits: a byte of a key has two adjacent dimensions, a byte of a value those of the
+    # two halves of a group. The numbers are rotated (``rotate_head``).
+    pairs = first.view(np.uint8)
+    groups = pairs.reshape(*pairs.shape[:2], -1, 16)
+    axis = -2 if layout.panel == 1 else -1
+    codes = np.stack((groups & 15, groups >> 4), axis=axis).reshape(*groups.shape[:-1], 32)
+    numbers = np.array(INT4_NUMBERS, np.float32)[codes] * scales[0].astype(np.float32)[..., None]
+    return numbers.reshape(*pairs.shape[:2], -1)
 
 
 def make_cache(
@@ -823,7 +842,9 @@ def make_engine(
         for name in ("max_batch", "max_wait", "prefill_chunk")
         if name in options
     }
-    of_target = {name: options.pop(name) for name in ("tokenizer", "folder") if name in options}
+    of_target = {
+        name: options.pop(name) for name in ("tokenizer", "folder", "max_tree") if name in options
+    }
     target = Target(make_runner(decoder, pool), **of_target)
     engine = Engine(
         target, BatchOptions(**of_batch), **({} if costs is None else {"budget": True}), **options

@@ -83,13 +83,13 @@ def main() -> None:
 def check(wheel: Path) -> None:
     """Exit with an error if a wheel is too large, lacks a file, or has the wrong libraries."""
     tag = wheel.stem.rpartition("-")[2]
-    system = next((each.system for each in PLATFORMS.values() if each.tag == tag), None)
+    systems = {each.tag: each.system for each in PLATFORMS.values()}
+    if tag not in systems:
+        sys.exit(f"{wheel.name}: expected the tag of a platform, found {tag!r}")
     names = zipfile.ZipFile(wheel).namelist()
     libraries = {Path(name).name for name in names if name.endswith((".so", ".dylib", ".dll"))}
-    expected: set[str] = set()
-    if system is not None:
-        kernels = load_build().library_name(system)
-        expected = {kernels, load_build().suffix_library(Path(kernels)).name}
+    kernels = load_build().library_name(systems[tag])
+    expected = {kernels, load_build().suffix_library(Path(kernels)).name}
     missing = [name for name in FILES if f"pronk/{name}" not in names]
     faults = [f"expected {name}, found no such file" for name in missing]
     if libraries != expected:

@@ -39,6 +39,7 @@ from pronk.models.forward_batch import BatchEntry as BatchEntry
 from pronk.models.forward_batch import ForwardBatch as ForwardBatch
 from pronk.models.kernels import load_kernels as load_kernels
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor
+from pronk.models.layer_executor import LayersProgram as LayersProgram
 from pronk.models.layer_executor import LayersResult as LayersResult
 from pronk.models.linear import Experts as Experts
 from pronk.models.linear import Linear as Linear

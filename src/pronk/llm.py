@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast, overload
 
-from pronk.base.arrays import INT8, Array
+from pronk.base.arrays import KV_DTYPES, Array
 from pronk.base.keywords import known_keywords
 from pronk.base.options import takes
 from pronk.cache.budget import KVBudget, parse_memory
@@ -125,7 +125,9 @@ class LLM:
         with ExitStack() as on_error:
             on_error.callback(self._team.end)
             memory = self._team.memory
-            kv_budget = KVBudget(options.kv_memory, options.max_batch, workers, memory)
+            kv_budget = KVBudget(
+                options.kv_memory, options.max_batch, workers, memory, options.max_tree
+            )
             decoder = load_decoder(
                 source,
                 self.config,
@@ -141,7 +143,7 @@ class LLM:
                 self._team.shard_config,
                 compute_dtype(self.dtype),
                 partial(self._team.pool, kernels=kernels),
-                INT8 if options.kv_dtype == "int8" else None,
+                KV_DTYPES[options.kv_dtype],
                 share_prefixes=share_prefixes,
             )
             if self._prompt_cache is not None:
@@ -152,6 +154,7 @@ class LLM:
                 tokenizer=self.tokenizer,
                 budget=kv_budget,
                 folder=self.path,
+                max_tree=options.max_tree,
             )
             self.engine = Engine(
                 target,

@@ -3,6 +3,7 @@
 import gc
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -37,7 +38,7 @@ FEWEST = count_state_bytes(CONFIG, count_states(CONFIG, 8, 0, share_prefixes=Tru
 
 def add(memory: KVBudget, config: ModelConfig = CONFIG) -> PagedCache:
     """Return a new pool with a prefix cache."""
-    return memory.add(config, FLOAT32, kernels().make_cache, share_prefixes=True)
+    return memory.add(config, FLOAT32, partial(PagedCache, kernels=kernels()), share_prefixes=True)
 
 
 def counts_of(pool: PagedCache) -> StateCounts:
@@ -126,7 +127,9 @@ def test_checkpoints_without_a_prefix_cache(max_requests: int) -> None:
         assert shared.requests <= alone.requests <= max_requests + 1
         assert alone.requests >= min(max_requests + 1, sum(shared[:2]) - 2)
     assert (shared.checkpoints, alone.checkpoints) == (16, 2)
-    pool = KVBudget(4 * MOST, max_requests).add(CONFIG, FLOAT32, kernels().make_cache)
+    pool = KVBudget(4 * MOST, max_requests).add(
+        CONFIG, FLOAT32, partial(PagedCache, kernels=kernels())
+    )
     assert counts_of(pool).checkpoints == 2
 
 
@@ -157,7 +160,7 @@ def test_the_default_size(
         return default_kv_bytes(config, FLOAT32, FLOAT32, 8, limit, share_prefixes=shares)
 
     def made(memory: KVBudget) -> PagedCache:
-        make = kernels().make_cache
+        make = partial(PagedCache, kernels=kernels())
         return memory.add(config, FLOAT32, make, share_prefixes=shares)
 
     monkeypatch.setattr(budget, "machine_memory", lambda: 1 << 30)

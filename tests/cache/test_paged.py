@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import dense_logits
-from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, UINT8, Array, DType
+from oracle import Rounding, dense_logits, round_to_4_bits, round_to_8_bits
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, UINT8, Array, DType
 from pronk.base.errors import CacheFullError, OptionError
 from pronk.cache import budget
 from pronk.cache.blocks import BlockTable
@@ -291,17 +291,23 @@ def test_stored_bytes_are_those_of_every_layout() -> None:
         {},
         {"heads": 7, "kv_heads": 1, "windows": (30, None)},
         {"classic": True, "heads": 4, "kv_heads": 4},
+        {"head_dim": 48, "kv_heads": 1},
     ],
     ids=str,
 )
-def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "rounded"), [(INT8, round_to_8_bits), (INT4, round_to_4_bits)], ids=str
+)
+def test_logits_with_a_quantized_cache(
+    shape: dict[str, Any], kv_dtype: DType, rounded: Rounding
+) -> None:
     """Logits equal those of dense attention with rounded keys and values, up to rare differences in
     rounding.
     """
     tokens = random.Random(0).choices(range(131), k=90)
     plain = tiny_module(FLOAT32, **shape)
-    want = dense_logits(plain, tokens, coded=True)
-    found = text_logits(tiny_decoder(FLOAT32, **shape), tokens, kv_dtype=INT8)
+    want = dense_logits(plain, tokens, rounding=rounded)
+    found = text_logits(tiny_decoder(FLOAT32, **shape), tokens, kv_dtype=kv_dtype)
     rounding = np.abs(want - dense_logits(plain, tokens)).mean()
     assert np.abs(found - want).mean() < 0.05 * rounding
 
@@ -615,6 +621,8 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE
     assert kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE == block
     assert kv_bytes_per_token(CONFIG, INT8) * 4 * 6 == kv_bytes_per_token(CONFIG, FLOAT32) * (6 + 4)
+    # Heads of 6 are padded to a group of 32: 16 bytes of codes and a scale of 2 bytes.
+    assert kv_bytes_per_token(CONFIG, INT4) * 4 * 6 == kv_bytes_per_token(CONFIG, FLOAT32) * 18
     assert blocks(FLOAT32, block, 9) == 1
     assert blocks(FLOAT32, 10 * block - 1, 9) == 9
     assert blocks(BFLOAT16, 10 * block, 9) == 20
@@ -641,7 +649,7 @@ def test_pools_share_the_budget() -> None:
     """A second cache takes memory from the first one; both have the same number of blocks."""
     block = kv_bytes_per_token(CONFIG, FLOAT32) * BLOCK_SIZE
     memory = budget.KVBudget(10 * block, 9)
-    make = kernels().make_cache
+    make = partial(PagedCache, kernels=kernels())
     target = memory.add(CONFIG, FLOAT32, make)
     block_table = BlockTable()
     target.prepare(block_table, 9 * BLOCK_SIZE)
@@ -666,3 +674,21 @@ def test_pools_share_the_budget() -> None:
         budget.KVBudget(block, 9).add(
             replace(CONFIG, num_layers=7, windows=(None,) * 7), FLOAT32, make
         )
+
+
+@pytest.mark.parametrize("kv_dtype", [INT8, INT4], ids=str)
+def test_quantized_slots_are_exported_and_moved_as_a_whole(kv_dtype: DType) -> None:
+    dice = np.random.default_rng(0)
+    source, target = (
+        make_cache(CONFIG, FLOAT32, num_blocks=4, block_size=SIZE, kv_dtype=kv_dtype)
+        for _ in range(2)
+    )
+    for pool in (*source.keys, *source.values):
+        pool[...] = dice.integers(-128, 128, pool.shape)
+    slots = np.array([3, 17, 20])
+    stored = source.export_slots(slots)
+    assert stored.shape == (3, source.bytes_per_token)
+    target.import_slots(np.array([40, 5, 2]), stored)
+    assert np.array_equal(target.export_slots(np.array([40, 5, 2])), stored)
+    target.move(np.array([40, 5]), np.array([5, 63]))
+    assert np.array_equal(target.export_slots(np.array([5, 63, 2])), stored)

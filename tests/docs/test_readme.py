@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from command_line import Command
 from fake_hub import fake_hub
 from pronk.checkpoint.hub import names
-from pronk.lab.bench import machine, measure
+from pronk.lab.bench import measure
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ Run = Callable[[list[str]], None]
 def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
     """Return functions that run the words of a command, by its beginning."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)  # pronk bench reads less memory
+    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)  # pronk bench reads less memory
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 

@@ -334,7 +334,7 @@ def test_the_observations_of_a_batch_are_part_of_the_price() -> None:
     unions = [TreeUnion(StepCosts(COSTS, 4)) for _ in requests]
     propose_planned(sources[0], contexts, unions, world.clock)
     for request in requests:
-        request.ledger.charge(sources[0], 1.0, request.ledger.begin_call())  # its observation
+        request.ledger.charge(sources[0], 1.0, request.ledger.charged)  # its observation
     assert world.ledger.drafters["copy"].seconds == pytest.approx(0.8 / 4 + 1.0)
 
 
@@ -505,13 +505,13 @@ def test_planned_drafters_are_live_as_long_as_they_exist() -> None:
     ledger = RequestLedger()
     ledger.begin()
     ledger.set_costs(PLAIN, 10.0)
-    record = ledger.ledger.drafters[drafter.label]
-    assert not record.is_live
+    other = ledger.ledger.drafters["other"]
+    alone = ledger.ledger.learning_time(other, 1.0)
     ledger.plan(drafter, context(None, [1], 9, 9, vocab=VOCAB, ledger=ledger), TreeUnion(PLAIN))
-    assert record.is_live
+    assert ledger.ledger.learning_time(other, 1.0) == 2 * alone
     del drafter
     gc.collect()
-    assert not record.is_live
+    assert ledger.ledger.learning_time(other, 1.0) == alone
 
 
 class Outer(Source):

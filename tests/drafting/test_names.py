@@ -132,7 +132,7 @@ def test_options_may_be_part_of_the_name() -> None:
         ("merged(parts=(1,))", "merged: expected one of num_nodes.*, found 'parts'"),
         ("merged(recycling(top_k=99))", "recycling: top_k"),
         ("recycling(jacobi)", "which cannot be read"),
-        ("suffix(num_nodes=0)", r"suffix: num_nodes: expected an integer in 1\.\.128, found 0"),
+        ("suffix(num_nodes=0)", r"suffix: num_nodes: expected an integer in 1\.\.1023, found 0"),
         ("suffix(max_match=1)", r"suffix: max_match: expected an integer in 2\.\.64, found 1"),
         ("suffix(min_match=17)", "suffix: expected min_match at most max_match = 16, found 17"),
         (

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import covering
 from oracle import dense_logits, to_array, to_tensor
 from own_process import in_own_process
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType, is_finite
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, Array, DType, is_finite
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StateCounts
@@ -89,6 +90,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "experts": {"special": "experts"},
     "routers": {"special": "routers"},
     "sublayers": {"special": "sublayers", "windows": (None,) * 6},
+    "biases": {"special": "biases", "windows": (None, 37), "head_dim": 32},
 }
 OTHER_WEIGHTS: dict[str, tuple[DType, dict[str, Any]]] = {
     "float16": (FLOAT16, {}),
@@ -353,9 +355,18 @@ def chunks_differ(
 
 
 def trees_differ(
-    decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, steps: int = 5, **texts: Any
+    decoder: Decoder,
+    make: MakeRunner = ModelRunner,
+    *,
+    seed: int = 0,
+    steps: int = 5,
+    sizes: Sequence[int] = (),
+    **texts: Any,
 ) -> Iterator[str]:
-    """Verify random trees one after the other and accept a random path of each."""
+    """Verify random trees one after the other and accept a random path of each.
+
+    The trees have the ``sizes``; by default, random ones up to ``MOST_NODES``.
+    """
     dice = random.Random(seed)
     vocab = decoder.config.vocab_size
     own = Texts(decoder, make, **texts)
@@ -373,9 +384,8 @@ def trees_differ(
         if lead:
             own.read(block_table, lead, [len(lead)])
             alone.read(reference, lead, [1] * len(lead) if len(lead) < 64 else cut(len(lead), 64))
-        tree = random_tree(
-            dice, vocab, dice.choice((MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12)))
-        )
+        usual = (MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12))
+        tree = random_tree(dice, vocab, dice.choice(sizes or usual))
         cuts = dice.sample(range(1, len(tree)), min(len(tree) - 1, dice.choice((0, 0, 1, 2))))
         if not same(own.compute(block_table, tree, cuts), paths_alone(alone, reference, tree)):
             yield (
@@ -449,6 +459,21 @@ def test_token_trees(variant: str, dtype: DType) -> None:
         assert not [*trees_differ(tiny_decoder(dtype, **VARIANTS[variant]), seed=seed)]
 
 
+@pytest.mark.parametrize(
+    ("variant", "dtype", "size"),
+    covering(
+        ("group 3", "windows of all kinds", "recurrent", "latent attention", "experts"),
+        (FLOAT32, BFLOAT16),
+        (200, 500),
+        strength=1,
+    ),
+    ids=str,
+)
+def test_trees_of_more_rows_than_by_default(variant: str, dtype: DType, size: int) -> None:
+    decoder = tiny_decoder(dtype, **VARIANTS[variant])
+    assert not [*trees_differ(decoder, steps=2, sizes=[size])]
+
+
 @EACH
 def test_shared_passes(variant: str, dtype: DType) -> None:
     assert not [*batches_differ(tiny_decoder(dtype, **VARIANTS[variant]))]
@@ -476,17 +501,20 @@ def test_weights_of_other_types(name: str) -> None:
         "odd sizes",
         "classic",
         "convolutions",
+        "latent attention",
+        "biases",
     ],
 )
-def test_8_bit_cache(variant: str, dtype: DType) -> None:
+@pytest.mark.parametrize("kv_dtype", [INT8, INT4], ids=str)
+def test_quantized_cache(variant: str, dtype: DType, kv_dtype: DType) -> None:
     decoder = tiny_decoder(dtype, **VARIANTS[variant])
-    texts = {"kv_dtype": INT8}
+    texts = {"kv_dtype": kv_dtype}
     assert not [
         *chunks_differ(decoder, length=600, chunks=(33, 512), **texts),
         *trees_differ(decoder, **texts),
     ]
     assert not [*batches_differ(decoder, **texts)]
-    assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=INT8)[0])
+    assert not same(plain(decoder, 600)[0], plain(decoder, 600, **texts)[0])
 
 
 @MOSTLY

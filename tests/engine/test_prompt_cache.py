@@ -30,7 +30,7 @@ from engine.cases import (
 from engine.test_drafters_prefixes import AGAIN, FIRST, ONCE, conversation
 from engine.test_equality import VARIANTS
 from engine.test_shared_pool import WITH_POOLS
-from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, DType
 from pronk.cache import block_store, prompt_cache
 from pronk.cache.block_store import BlockStore
 from pronk.cache.prompt_cache import PromptCache
@@ -117,6 +117,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": BFLOAT16},
     "int8 cache": {"kv_dtype": INT8},
     "int8 cache of bfloat16": {"dtype": BFLOAT16, "kv_dtype": INT8},
+    "int4 cache of bfloat16": {"dtype": BFLOAT16, "kv_dtype": INT4},
     "int4 weights": {"weights": "int4"},
     "gpt-2": {"classic": True},
     "two windows": {"windows": (50, 30)},
@@ -275,7 +276,9 @@ def test_nothing_is_shared_across_salts_and_identities(server: Server) -> None:
         assert got.stats.disk_tokens == (160 if hits else 0)
 
 
-@pytest.mark.parametrize("other", [{"kv_dtype": INT8}, {"block_size": 32}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"kv_dtype": INT8}, {"kv_dtype": INT4}, {"block_size": 32}], ids=str
+)
 def test_another_form_of_the_cache_shares_nothing(other: dict[str, Any], server: Server) -> None:
     decoder = tiny_decoder()
     prompt = text(3, 100)

@@ -218,7 +218,8 @@ def test_a_waiting_request_that_no_longer_fits_ends_with_an_error() -> None:
     decoder = tiny_decoder()
     budget = KVBudget("320kB", 4)
     pool = budget.add(decoder.config, FLOAT32, partial(PagedCache, kernels=decoder.kernels))
-    engine = Engine(Target(ModelRunner(decoder, pool), budget=budget), BatchOptions(), max_tree=16)
+    target = Target(ModelRunner(decoder, pool), budget=budget, max_tree=16)
+    engine = Engine(target, BatchOptions())
     num_slots = pool.allocator.num_blocks * pool.block_size
     request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_slots - 40), stop_token_ids=())
     engine.add(request)

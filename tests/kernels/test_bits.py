@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from itertools import cycle
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from kernels.test_products import same, some_rows
 from models.test_loader import load
 from models.test_logits import CASES, Case, tokens
 from pronk import LLM, OptionError
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, Array, DType
 from pronk.kernels.build import build
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.threads import set_threads
@@ -42,7 +42,7 @@ WEIGHTS = [
     (FLOAT32, "int8"),
     (FLOAT32, "plain"),
 ]
-KV_DTYPES = [None, INT8]
+KV_DTYPES = [None, INT8, INT4]
 # One case of each family with one kind of weights, so that each kind meets several families.
 PAIRS = [
     pytest.param(case, weights, id=f"{case.family}-{case.name}-{weights[0]}-{weights[1]}")
@@ -64,7 +64,8 @@ def test_logits_of_every_family(
             found = text_logits(decoder, text, dtype, kv_dtype)
             assert np.isfinite(found).all()
             assert same(found, expected.setdefault(kv_dtype, found)), (each.name, kv_dtype)
-    assert not same(expected[None], expected[INT8]), "expected the cache to matter, it does not"
+    for one, other in combinations(KV_DTYPES, 2):
+        assert not same(expected[one], expected[other]), "expected the cache to matter"
 
 
 def outputs_of(by: Kernels, weight: Array, x: Array, activation: str | None = None) -> Array:

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kernels.layer_texts import LayerTexts, same, some_rows
-from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from oracle import int4_numbers
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import LatentConfig
@@ -26,7 +27,7 @@ Double = NDArray[np.float64]
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-CACHES = pytest.mark.parametrize("int8", [False, True], ids=["plain cache", "int8 cache"])
+CACHES = pytest.mark.parametrize("kv_dtype", [None, INT8, INT4], ids=str)
 # Number of heads, and sizes: below, at and above what the kernels compute together, and such that
 # are not multiples of a vector.
 SIZES = {
@@ -44,13 +45,17 @@ class LatentAttention(LayerTexts):
     """One layer of latent attention with random weights, and texts in its cache."""
 
     def __init__(
-        self, kernels: Kernels, name: str, dtype: DType = FLOAT32, *, int8: bool = False
+        self,
+        kernels: Kernels,
+        name: str,
+        dtype: DType = FLOAT32,
+        kv_dtype: DType | None = None,
     ) -> None:
         self.heads, self.sizes = SIZES[name]
         sizes = self.sizes
         self.hidden = HIDDEN
         self.dtype = dtype
-        self.int8 = int8
+        self.kv_dtype = kv_dtype
         self.config = replace(
             tiny_config(hidden=HIDDEN, heads=self.heads, kv_heads=1, windows=(None,)),
             latent=sizes,
@@ -78,9 +83,9 @@ class LatentAttention(LayerTexts):
             num_blocks=60,
             block_size=16,
             dtype=dtype,
-            kv_dtype=INT8 if int8 else None,
+            kv_dtype=kv_dtype,
         )
-        self.cache.values[0][...] = -1 if int8 else NAN
+        self.cache.values[0][...] = NAN if kv_dtype is None else -1
         self.program = Program(self.kernels, HIDDEN, dtype, self.cache)
         self.program.latent_attention(self.layer, 0)
 
@@ -108,7 +113,9 @@ class LatentAttention(LayerTexts):
         latent, key = np.split(normed @ weights(self.layer.kv_a).T, [sizes.rank], axis=1)
         latent = rms(latent, self.layer.kv_a_norm)
         stored = np.concatenate((latent, rotate(key)), axis=1)
-        if self.int8:
+        if self.kv_dtype == INT4:
+            stored = int4_numbers(stored, sizes.rank)
+        elif self.kv_dtype == INT8:
             step = np.abs(stored).max(1, keepdims=True) / 127
             stored = np.round(stored / step) * step
         latent, key = np.split(stored, [sizes.rank], axis=1)
@@ -152,15 +159,18 @@ def rotate(rows: Double) -> Double:
 @pytest.mark.parametrize("name", SIZES)
 @EVERY
 def test_outputs_are_those_of_a_slow_loop(
-    kernels: Kernels, name: str, dtype: DType, *, int8: bool
+    kernels: Kernels, name: str, dtype: DType, kv_dtype: DType | None
 ) -> None:
-    made = LatentAttention(kernels, name, dtype, int8=int8)
+    made = LatentAttention(kernels, name, dtype, kv_dtype)
     x = some_rows(LENGTH, HIDDEN)
     expected = made.expected(x)
     error = np.abs(made.read(x, [LENGTH]).astype(np.float64) - expected).max()
     scale = np.abs(expected).max()
-    # A code of the 8-bit cache can differ by one where a number is between two codes.
-    tolerance = 0.06 if dtype == BFLOAT16 else 2e-3 if int8 else 2e-5
+    # A code of a quantized cache can be the next one where a number is between two codes.
+    tolerances = {None: 2e-5, INT8: 2e-3, INT4: 3e-2}
+    tolerance = tolerances[kv_dtype]
+    if dtype == BFLOAT16:
+        tolerance = 0.25 if kv_dtype == INT4 else 0.06
     assert error < tolerance * scale
     assert np.abs(expected - x.astype(np.float64)).max() > 0.3 * scale
 
@@ -169,8 +179,9 @@ def test_outputs_are_those_of_a_slow_loop(
 @EVERY
 def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: str) -> None:
     before = num_threads()
-    for dtype, threads, int8 in ((FLOAT32, 3, False), (BFLOAT16, 2, False), (BFLOAT16, 1, True)):
-        made = LatentAttention(kernels, name, dtype, int8=int8)
+    cases = ((FLOAT32, 3, None), (BFLOAT16, 2, None), (BFLOAT16, 1, INT8), (FLOAT32, 2, INT4))
+    for dtype, threads, kv_dtype in cases:
+        made = LatentAttention(kernels, name, dtype, kv_dtype)
         x = some_rows(LENGTH, HIDDEN)
         try:
             set_threads(1, 1)
@@ -186,7 +197,7 @@ def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8], ids=str)
 def test_the_cache_has_one_row_per_token(dtype: DType) -> None:
     """The latent is stored once, though it is the key and the value of every head."""
-    made = LatentAttention(candidates()[0], "several tiles", int8=dtype == INT8)
+    made = LatentAttention(candidates()[0], "several tiles")
     config = made.config
     cache = PagedCache(
         config,

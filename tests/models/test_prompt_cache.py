@@ -59,7 +59,13 @@ def assert_hit(model: Path | str, folder: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"weights": "int4"}], ids=str
+    "options",
+    [
+        {},
+        {"dtype": "bfloat16", "kv_dtype": "int8"},
+        {"weights": "int4", "kv_dtype": "int4"},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize(
     ("family", "overrides"),
@@ -108,6 +114,7 @@ OTHERS: list[dict[str, Any]] = [
     {"weights": "int8"},
     {"weights": "int4"},
     {"kv_dtype": "int8"},
+    {"kv_dtype": "int4"},
 ]
 
 

@@ -168,6 +168,26 @@ def test_choice_equals_the_slow_one(options: dict[str, Any], by: Kernels | None)
     assert len(seen) > 1
 
 
+def test_a_choice_among_many_tokens_depends_on_all_of_their_noise() -> None:
+    """Whether one token towers above the rest, or their noise decides, and with equal logits."""
+    dice = np.random.default_rng(4)
+    num_by_noise = 0
+    for number in range(90):
+        vocab_size = int(dice.integers(1, 6000))
+        spread = (0.0, 0.05, 1.0, 5.0, 30.0)[number % 5]
+        temperature = (0.1, 0.7, 1.0, 3.0)[number % 4]
+        logits = np.round(spread * dice.standard_normal(vocab_size), 1).astype(np.float32)
+        scaled = logits / np.float32(temperature)
+        noise = gumbel_noise(number, 1, np.arange(vocab_size))
+        wanted = int((scaled.astype(np.float64) + noise).argmax())
+        num_by_noise += wanted != int(logits.argmax())
+        params = SamplingParams(temperature=temperature)
+        for kernels in candidates():
+            made = Sampler(params, number, TokenContext([3]), vocab_size, kernels=kernels)
+            assert made.choose(logits) == wanted
+    assert 30 < num_by_noise < 80
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_rollback_undoes_advance(options: dict[str, Any]) -> None:
     dice = random.Random(2)

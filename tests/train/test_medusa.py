@@ -216,7 +216,7 @@ def test_engine_measures_the_tree(fine: Trainer[MedusaStudent], teacher: Teacher
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"tree_size": 0}, "tree-size: expected an integer in 1..127, found 0"),
+        ({"tree_size": 0}, "tree-size: expected an integer in 1..1023, found 0"),
         ({"length": 2, "micro": 64}, "length: expected at least 4 for 3 heads, found 2"),
         ({"final_length": 2}, "final-length: expected at least 4 for 3 heads, found 2"),
     ],

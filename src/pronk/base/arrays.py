@@ -1,6 +1,6 @@
 """Arrays: type aliases, data types by name, and memory for large arrays.
 
-NumPy has no bfloat16 and no 8-bit floats; :mod:`ml_dtypes` adds them.
+NumPy has no bfloat16, no 8-bit floats and no 4-bit integers; :mod:`ml_dtypes` adds them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ FLOAT16: DType = np.dtype(np.float16)
 BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
 FLOAT8: DType = np.dtype(ml_dtypes.float8_e4m3fn)
 INT8: DType = np.dtype(np.int8)
+INT4: DType = np.dtype(ml_dtypes.int4)
 UINT8: DType = np.dtype(np.uint8)
 
 # Data types of unquantized weights, by the names that config.json and the option ``dtype`` use.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
+# Data types of keys and values, by the names that the option ``kv_dtype`` uses. ``None``: that of
+# the model.
+KV_DTYPES: dict[str, DType | None] = {"auto": None, "int8": INT8, "int4": INT4}
 
 # Bytes of a huge page (Linux on x86 and Arm). With pages of 4 KiB, reading a model's weights causes
 # many TLB misses.
@@ -113,6 +117,12 @@ def trim_heap() -> None:
 def as_bytes(array: Array) -> Array:
     """Return the bytes of an array as a vector of uint8; a view if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element; much faster than ``array.ctypes.data``."""
+    address, _ = array.__array_interface__["data"]
+    return int(address)
 
 
 def is_finite(numbers: Array) -> bool:

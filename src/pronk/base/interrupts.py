@@ -35,7 +35,8 @@ class _Guard:
         outer_depths: ``depth`` before each open ``interruptible`` block, the outermost first.
         deferred: signal number and stack frame of each deferred signal.
         handler: the previous SIGINT handler, which receives the deferred signals.
-        thread: identifier of the main thread, which installs the guard and gets the signals.
+        thread: identifier of the main thread, which installs the guard and gets the signals; in
+            other threads nothing is deferred.
     """
 
     def __init__(self) -> None:
@@ -50,11 +51,6 @@ class _Guard:
         self.deferred.append((number, frame))
         if self.installed:
             self.deliver()
-
-    @property
-    def defers_here(self) -> bool:
-        """Whether the guard is installed and the caller is the main thread, which gets signals."""
-        return self.installed and threading.get_ident() == self.thread
 
     @property
     def is_handler(self) -> bool:
@@ -95,7 +91,7 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
         is_nested = _guard.depth or _guard.outer_depths
         if not (_guard.installed and (is_nested or _guard.is_handler)):
             self._install()
-        self._defers = _guard.defers_here
+        self._defers = _guard.installed and threading.get_ident() == _guard.thread
         _guard.depth += self._defers  # adds 1 if True
 
     def _install(self) -> None:
@@ -112,7 +108,7 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
     def __exit__(self, *_: object) -> None:
         if not self._installed:
             _guard.depth -= self._defers
-            if self._defers:
+            if self._defers and _guard.deferred:
                 _guard.deliver()
             return
         _guard.installed = False
@@ -126,15 +122,18 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
     """Deliver SIGINT at once in a part of an ``uninterrupted`` block; no effect elsewhere."""
 
     def __enter__(self) -> None:
-        self._allows = _guard.defers_here and _guard.depth > 0
+        self._allows = (
+            _guard.depth > 0 and _guard.installed and threading.get_ident() == _guard.thread
+        )
         if self._allows:
             _guard.outer_depths.append(_guard.depth)
             _guard.depth = 0
-            try:
-                _guard.deliver()
-            except BaseException:
-                self.__exit__()
-                raise
+            if _guard.deferred:
+                try:
+                    _guard.deliver()
+                except BaseException:
+                    self.__exit__()
+                    raise
 
     def __exit__(self, *_: object) -> None:
         if self._allows:

@@ -183,10 +183,10 @@ class BlockAllocator:
         """
         needed = self.num_blocks_for(tokens) - block_table.num_released
         first = max(0, block_table.length // self.block_size - block_table.num_released)
-        num_new = max(0, needed - len(block_table.blocks))
-        written = block_table.blocks[first:needed]
-        num_copied = sum(self.references[block] > 1 for block in written)
-        return num_new + num_copied
+        num_missing = max(0, needed - len(block_table.blocks))
+        for block in block_table.blocks[first:needed]:
+            num_missing += self.references[block] > 1
+        return num_missing
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
         """Return a new table that shares the blocks of the first ``tokens`` tokens.

@@ -17,6 +17,7 @@ from pronk.cache.layout import kv_bytes_per_token, state_bytes
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.cache.states import StateCounts, count_state_bytes, count_states
 from pronk.checkpoint.config import ModelConfig
+from pronk.sampling.tree_size import DEFAULT_MAX_TREE
 
 # Tokens per block. Small blocks waste little memory of short requests; large blocks keep the block
 # tables short.
@@ -24,8 +25,6 @@ BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-# KV slots for draft tokens, which the default size of a pool has for each request
-_DRAFT_SLOTS = 128
 _MAX_MEMORY_FRACTION = 0.25  # maximum share of the machine's memory for pools of the default size
 _ASSUMED_MEMORY = 8 << 30  # bytes of the machine's memory, if the system does not report them
 
@@ -57,9 +56,11 @@ def parse_memory(value: str | int, option: str = "kv_memory") -> int:
     return num_bytes
 
 
-def full_context_blocks(config: ModelConfig, max_requests: int) -> int:
-    """Return the number of blocks for ``max_requests`` full contexts and their draft tokens."""
-    blocks_per_request = -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
+def full_context_blocks(
+    config: ModelConfig, max_requests: int, max_tree: int = DEFAULT_MAX_TREE
+) -> int:
+    """Return the number of blocks for ``max_requests`` full contexts and trees of ``max_tree``."""
+    blocks_per_request = -(-(config.context + max_tree) // BLOCK_SIZE)
     return max_requests * blocks_per_request
 
 
@@ -139,7 +140,12 @@ def _default_limit(memory: int | None = None) -> int:
 
 
 def _count_states(
-    config: ModelConfig, max_requests: int, available: int, *, share_prefixes: bool
+    config: ModelConfig,
+    max_requests: int,
+    available: int,
+    *,
+    share_prefixes: bool,
+    max_tree: int = DEFAULT_MAX_TREE,
 ) -> StateCounts | None:
     """Return the numbers of states of a pool; ``None`` for a model without recurrent layers.
 
@@ -148,7 +154,10 @@ def _count_states(
     """
     if config.recurrent is None:
         return None
-    return count_states(config, max_requests, available // 2, share_prefixes=share_prefixes)
+    num_bytes = available // 2
+    return count_states(
+        config, max_requests, num_bytes, share_prefixes=share_prefixes, max_tree=max_tree
+    )
 
 
 class KVBudget:
@@ -167,6 +176,7 @@ class KVBudget:
         max_requests: int,
         processes: int = 1,
         memory: int | None = None,
+        max_tree: int = DEFAULT_MAX_TREE,
     ) -> None:
         """Set the total size of all pools.
 
@@ -176,10 +186,12 @@ class KVBudget:
             max_requests: number of requests that run at the same time.
             processes: number of processes on the machine with such a budget.
             memory: bytes of memory; by default those of the machine.
+            max_tree: rows of a request in a forward pass, for which there is room besides the text.
         """
         self.kv_memory = kv_memory
         self.num_bytes = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
+        self.max_tree = max_tree
         self._max_bytes = _default_limit(memory) // processes
         # Blocks of ``max_requests`` full contexts; ``None`` before :meth:`add`.
         self._max_blocks: int | None = None
@@ -210,10 +222,16 @@ class KVBudget:
                 request uses a pool that must shrink.
         """
         if self._max_blocks is None:
-            self._max_blocks = full_context_blocks(config, self.max_requests)
+            self._max_blocks = full_context_blocks(config, self.max_requests, self.max_tree)
         kv_bytes = kv_bytes_per_token(config, kv_dtype or dtype)
         available = self._total_bytes - self._fixed_bytes
-        counts = _count_states(config, self.max_requests, available, share_prefixes=share_prefixes)
+        counts = _count_states(
+            config,
+            self.max_requests,
+            available,
+            share_prefixes=share_prefixes,
+            max_tree=self.max_tree,
+        )
         fixed_bytes = 0 if counts is None else count_state_bytes(config, counts)
         num_blocks = self._resize_pools(kv_bytes + state_bytes(config, dtype), fixed_bytes)
         options = {

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pronk.base.arrays import KV_DTYPES
 from pronk.base.options import Option, documented
 
 
@@ -26,11 +27,13 @@ class CacheOptions:
     kv_dtype: Annotated[
         str,
         Option(
-            "Data type of the KV cache. auto: that of the model. int8: quantized, half the memory.",
-            choices=("auto", "int8"),
+            "Data type of the KV cache. auto: that of the model. int8, int4: quantized, half and "
+            "about a quarter of the memory of 16 bits.",
+            choices=tuple(KV_DTYPES),
             details=(
-                '``"int8"`` has a scale per head and token of the target\'s keys and values, and '
-                "changes the output."
+                '``"int8"`` has a scale per head and token of the target\'s keys and values. '
+                '``"int4"`` rotates them first, and has a scale per 32 numbers. Both change the '
+                "output."
             ),
         ),
     ] = "auto"

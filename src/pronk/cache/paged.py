@@ -18,7 +18,7 @@ copies, moves, caches or drops a token's keys therefore does the same with its f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -30,6 +30,7 @@ from pronk.cache.layout import (
     PANEL,
     ROWS,
     PoolLayout,
+    array_dtype,
     choose_layouts,
     fill_poison,
     kv_bytes_per_token,
@@ -85,6 +86,18 @@ class Feature(Protocol):
 SavedFeature = int | Feature
 
 
+class KeyBias(NamedTuple):
+    """A bias that the keys of a layer are stored without (:mod:`pronk.models.key_biases`).
+
+    Attributes:
+        values: the bias before RoPE, float32 ``[kv_heads, head_dim]``; 0 outside of the pairs.
+        pairs: numbers of the pairs, int32: pair ``i`` has the elements ``i`` and ``i + dim / 2``.
+    """
+
+    values: Array
+    pairs: Array
+
+
 class PagedCache:
     """Paged KV cache of one model: arrays, block allocator, commit and rollback of draft tokens.
 
@@ -95,7 +108,7 @@ class PagedCache:
             them.
         version: number that increases with every change of ``keys``, ``values`` and ``features``.
         dtype: data type of the model, of states and of saved layer outputs.
-        kv_dtype: data type of stored keys and values: ``dtype`` or int8.
+        kv_dtype: data type of stored keys and values: ``dtype``, int8 or int4.
         keys: one array per layer; see :mod:`pronk.cache.layout`.
         values: one array per layer, empty for a layer without attention, and for one that reads the
             keys of another. Then ``keys`` is empty, too, unless the layer has a short convolution.
@@ -105,6 +118,7 @@ class PagedCache:
         prefix_cache: blocks that later prompts can reuse; ``None`` if prompts share no blocks.
         prompt_cache: blocks of the prefix cache on disk, if any.
         states: states of recurrent layers; ``None`` for a model without such layers.
+        key_biases: for layers of an int4 cache, from 0: what keys are stored without.
     """
 
     can_compute_features = True
@@ -130,7 +144,8 @@ class PagedCache:
             block_size: tokens per block, a multiple of 16.
             dtype: data type of the model.
             kernels: move the rows of accepted draft tokens.
-            kv_dtype: data type of stored keys and values, ``dtype`` or int8; by default ``dtype``.
+            kv_dtype: data type of stored keys and values: ``dtype``, int8 or int4; by default
+                ``dtype``.
             poison: number that is written over freed blocks, so that tests detect reads of them.
             share_prefixes: whether prompts reuse blocks of earlier texts with the same prefix.
         """
@@ -154,6 +169,7 @@ class PagedCache:
         self.keys: list[Array]
         self.values: list[Array]
         self.features: dict[SavedFeature, Array] = {}
+        self.key_biases: Mapping[int, KeyBias] = {}
         self._key_layout, self._value_layout = self._choose_layouts()
         # The drafters that read a feature.
         self._owners: dict[SavedFeature, WeakSet[object]] = {}
@@ -170,17 +186,18 @@ class PagedCache:
         self.values = []
         self.features = {}
         config = self.config
+        kv_array_dtype = array_dtype(self.kv_dtype)
         for layer in range(config.num_layers):
             shape = config.shape_of(layer)
             num_heads = shape.num_kv_heads if config.stores_keys(layer) else 0
             key_shape = self._key_layout.shape(self.num_slots, shape.head_dim)
             value_shape = self._value_layout.shape(self.num_slots, shape.head_dim)
             num_keys = 0 if config.has_values_in_keys else num_heads
-            keys = self._new_pool(num_keys, key_shape, self.kv_dtype)
+            keys = self._new_pool(num_keys, key_shape, kv_array_dtype)
             if config.convolution_of(layer):
                 keys = self._new_feature_pool(config.hidden_size)  # states in place of keys
             self.keys.append(keys)
-            self.values.append(self._new_pool(num_heads, value_shape, self.kv_dtype))
+            self.values.append(self._new_pool(num_heads, value_shape, kv_array_dtype))
         for feature in features:
             self.features[feature] = self._new_feature_pool(self.feature_width(feature))
         self._on_pool_change()
@@ -414,6 +431,7 @@ class PagedCache:
         """
         config = self.config
         kinds = list[int]()
+        types = list[int]()
         shapes = list[tuple[int, ...]]()
         for kind, pools in ((_KEY, self.keys), (_VALUE, self.values)):
             for layer, pool in enumerate(pools):
@@ -422,16 +440,19 @@ class PagedCache:
                 if config.stores_keys(layer):
                     shape = config.shape_of(layer)
                     kinds.append(kind)
+                    types.append(TYPES[self.kv_dtype])
                     shapes.append((shape.num_kv_heads, self.num_slots, shape.head_dim))
                 else:
                     kinds.append(_ROW)
+                    types.append(TYPES[self.dtype])
                     shapes.append(pool.shape)
         kinds += [_ROW] * len(self.features)
+        types += [TYPES[self.dtype]] * len(self.features)
         shapes += [pool.shape for pool in self.features.values()]
         every = self._pools
         return (
             np.array([pool.ctypes.data for pool in every], dtype=np.int64),
-            np.array([TYPES[pool.dtype] for pool in every], dtype=np.int32),
+            np.array(types, dtype=np.int32),
             np.array(kinds, dtype=np.int32),
             np.array(shapes, dtype=np.int64),
         )

@@ -36,13 +36,13 @@ from pronk.cache.checkpoints import Checkpoints
 from pronk.checkpoint.config import ModelConfig, RecurrentConfig
 from pronk.kernels.structures import CRecurrence
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import DEFAULT_MAX_TREE
 
 if TYPE_CHECKING:
     from pronk.cache.blocks import BlockTable
 
 _MAX_CHECKPOINTS = 16  # with a prefix cache: a few conversations with a few checkpoints each
 _MAX_COPIES = 2  # checkpoints without a prefix cache, which would find them
-_MAX_DRAFT = 128  # draft tokens per pass for which there is room
 _LANES = 16  # numbers of a vector in the kernels; rows of states are padded to whole vectors
 
 
@@ -546,13 +546,18 @@ def _spread(newest: int) -> set[int]:
 
 
 def count_states(
-    config: ModelConfig, max_requests: int, num_bytes: int, *, share_prefixes: bool
+    config: ModelConfig,
+    max_requests: int,
+    num_bytes: int,
+    *,
+    share_prefixes: bool,
+    max_tree: int = DEFAULT_MAX_TREE,
 ) -> StateCounts:
     """Divide memory for states of recurrent layers among requests, checkpoints and draft tokens.
 
     Three quarters are for states, at most one for each request and another, and 16 checkpoints, or
     2 without a prefix cache; a third of the states at most, rounded up. The rest is for
-    updates, at most those of two trees of 128 draft tokens.
+    updates, at most those of two trees of ``max_tree`` rows.
 
     Args:
         config: a model with recurrent layers.
@@ -560,6 +565,7 @@ def count_states(
         num_bytes: memory in bytes. The result may need more: it has at least one state and 16
             updates.
         share_prefixes: whether there is a prefix cache, which finds checkpoints.
+        max_tree: maximum number of rows of a request in a forward pass.
     """
     assert config.recurrent is not None
     num_layers = sum(config.recurrent.layers)
@@ -571,7 +577,7 @@ def count_states(
     num_states = max(1, min(requests + checkpoints, num_bytes * 3 // 4 // per_state))
     checkpoints = min(checkpoints, -(-num_states // 3))
     requests = min(requests, max(1, num_states - checkpoints))
-    most_updates = 2 * (requests + _MAX_DRAFT)
+    most_updates = 2 * (requests + max_tree)
     num_updates = max(16, min(most_updates, num_bytes // 4 // per_update))
     return StateCounts(requests, num_states - requests, num_updates)
 

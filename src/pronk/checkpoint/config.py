@@ -599,7 +599,7 @@ class ModelConfig:
             "head_dim": self.head_dim,
         }
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         """Largest sliding window of the layers, in tokens; ``None`` if a layer has none."""
         sizes = [size for size in self.windows if size is not None]

@@ -273,11 +273,8 @@ class RopeTable:
         self.config = config
         self._frequencies = np.empty(0, np.float32) if config is None else _frequencies(config)
         self._table: Array = np.empty((0, 2, 0), np.float32)
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether a token's rotation depends on the text length, not on its position alone."""
-        return self.config is not None and self.config.kind == "dynamic"
+        # Whether a token's rotation depends on the text length, not on its position alone.
+        self.dynamic = config is not None and config.kind == "dynamic"
 
     def up_to(self, stop: int) -> Array:
         """Return the table with entries for at least the positions ``0 .. stop - 1``."""

@@ -84,3 +84,4 @@ from pronk.sampling.sampler import Sampler as Sampler
 from pronk.sampling.stateless import StatelessSampler as StatelessSampler
 from pronk.sampling.tree import Origin as Origin
 from pronk.sampling.tree import TokenView as TokenView
+from pronk.sampling.tree_size import MAX_TREE as MAX_TREE

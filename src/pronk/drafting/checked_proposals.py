@@ -28,25 +28,26 @@ def call_propose(
     """
     trees: object = proposer.propose(contexts)
     expected = f"drafter {proposer.name}: expected propose() to return a list of TokenTrees"
-    if not isinstance(trees, Sequence):
+    if not isinstance(trees, (list, tuple, Sequence)):  # the first two are tested fastest
         msg = f"{expected}, found {type(trees).__name__}; return one tree per context"
         raise OptionError(msg)
     if len(trees) != len(contexts):
         msg = f"{expected}, one for each of {len(contexts)} contexts, found {len(trees)}"
         raise OptionError(msg)
-    for tree in trees:
+    checked = list[TokenTree]()
+    for context, tree in zip(contexts, trees, strict=True):
         if not isinstance(tree, TokenTree):
             found = f"one with {type(tree).__name__}"
             msg = f"{expected}, found {found}; TokenTree.chain([last token, …]) makes one"
             raise OptionError(msg)
-    checked = [check_tree(tree) for tree in trees]
-    for context, tree in zip(contexts, checked, strict=True):
-        if tree.tokens[0] != context.tokens[-1]:
+        plain = check_tree(tree)
+        if plain.tokens[0] != context.tokens[-1]:
             msg = (
                 f"drafter {proposer.name}: expected a tree with root token {context.tokens[-1]}, "
-                f"found {tree.tokens[0]}; TokenTree.chain([last token, …]) makes one"
+                f"found {plain.tokens[0]}; TokenTree.chain([last token, …]) makes one"
             )
             raise OptionError(msg)
+        checked.append(plain)
     return checked
 
 

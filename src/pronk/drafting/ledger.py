@@ -103,11 +103,6 @@ class DrafterRecord:
     added: float = _PRIOR_TOKENS
 
     @property
-    def is_live(self) -> bool:
-        """Whether the drafter may propose again: its proposer has not been deleted."""
-        return self.proposer is not None and self.proposer() is not None
-
-    @property
     def seconds(self) -> float:
         """Expected seconds of a proposal: the median of the last ones; 0 before the second call."""
         middle = len(self.durations) // 2
@@ -217,7 +212,8 @@ class Ledger:
         for other in self.drafters.values():
             if other is record:
                 continue
-            if other.is_live:
+            # whether the other drafter may propose again: its proposer has not been deleted
+            if other.proposer is not None and other.proposer() is not None:
                 num_live += 1
             else:
                 learned_before += other.learned
@@ -256,20 +252,6 @@ class ProposalReport(NamedTuple):
     def own_seconds(self) -> float:
         """Seconds of this drafter itself, without those of the drafters that it has called."""
         return self.seconds - self.nested_seconds
-
-
-class CallStart(NamedTuple):
-    """State of a request's ledger before a call of a drafter.
-
-    Reports and seconds added after this state belong to drafters that the called one combines.
-
-    Attributes:
-        num_reports: number of reports so far.
-        charged: seconds charged to drafters in this step so far.
-    """
-
-    num_reports: int = 0
-    charged: float = 0.0
 
 
 @dataclass(slots=True)
@@ -362,7 +344,8 @@ class RequestLedger:
 
         ``union`` has the draft tokens that other drafters have proposed in this step.
         """
-        if context.max_tokens < 1:
+        max_tokens = context.max_tokens
+        if max_tokens < 1:
             return DraftPlan(None)
         if self.costs is None:
             self._next_proposal = 0.0
@@ -380,7 +363,7 @@ class RequestLedger:
             contribution = self._expected_contribution(name, record)
         else:
             _check_chain_costs(proposer, chain)
-            chain = chain._replace(start=record.start)
+            chain = ChainCosts(chain.token, chain.prefill, record.start, chain.max_tokens)
             rate = self.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
             missed = self._missed.get(name, 0.0)
             seconds = chain.prefill + chain.start + chain.token
@@ -393,7 +376,7 @@ class RequestLedger:
             self._allowance,
             before=union.best,
             room=union.room,
-            max_tokens=context.max_tokens,
+            max_tokens=max_tokens,
             num_left=context.max_depth,
         )
         if planned.reason is not None:
@@ -407,10 +390,6 @@ class RequestLedger:
             next_time = allowed_time if planned.saving > 0.0 else max(learning_time, allowed_time)
             self._next_proposal = min(self._next_proposal, next_time)
         return planned
-
-    def begin_call(self) -> CallStart:
-        """Return the state before a call of a drafter, for :meth:`add` and :meth:`charge`."""
-        return CallStart(len(self.reports), self.charged)
 
     def _expected_contribution(self, name: str, record: DrafterRecord) -> float:
         """Return the tokens that a drafter is expected to add (``DrafterEstimate``)."""
@@ -427,7 +406,7 @@ class RequestLedger:
         union: TreeUnion,
         lead: Sequence[int],
         *,
-        start: CallStart | None = None,
+        num_reports: int | None = None,
     ) -> None:
         """Add a proposal to a union, before its duration is charged.
 
@@ -439,8 +418,8 @@ class RequestLedger:
             union: draft tokens of other drafters, to which the tree is added.
             lead: draft tokens of another drafter between the text and the tree's root, the root
                 included.
-            start: result of :meth:`begin_call` before the drafter was called; ``None``: the drafter
-                has no parts.
+            num_reports: length of ``reports`` before the drafter was called. Later ones are those
+                of the drafters that it combines. ``None``: it combines none.
         """
         assert planned.reason is not None
         name = proposer.label
@@ -465,24 +444,27 @@ class RequestLedger:
         union.add(tree)
         self.acceptance.propose(name, lead, tree)
         after = union.best
-        nested = [] if start is None else self.reports[start.num_reports :]
-        report = ProposalReport(
-            name,
-            planned.reason,
-            seconds,
-            tree,
-            num_nested=len(nested),
-            nested_seconds=min(seconds, sum(each.own_seconds for each in nested)),
+        nested = [] if num_reports is None else self.reports[num_reports:]
+        has_costs = self.costs is not None
+        self.reports.append(
+            ProposalReport(
+                name,
+                planned.reason,
+                seconds,
+                tree,
+                before if has_costs else None,
+                after if has_costs else None,
+                len(nested),
+                min(seconds, sum([each.own_seconds for each in nested])),
+            )
         )
-        if self.costs is None:
-            self.reports.append(report)
+        if not has_costs:
             return
         added = after.tokens - before.tokens
         added -= (after.seconds - before.seconds) / before.token_seconds
         self._contributions[name].learn(added, room, self._step)
         if not self.acceptance.private:
             record.contribution.learn(added, room, record.num_proposals)
-        self.reports.append(report._replace(before=before, after=after))
 
     def with_gains(self, name: str, tree: TokenTree) -> TokenTree:
         """Return a tree whose draft tokens have gains and origins; given ones stay.
@@ -490,6 +472,8 @@ class RequestLedger:
         Gains are estimated from the drafter's acceptance rates by depth. The origin of each node is
         ``name``, the label of the drafter.
         """
+        if tree.gain is not None and tree.origin is not None:
+            return tree
         if tree.num_draft_tokens:
             tree = tree.with_origin((name, 0))
         if tree.gain is not None:
@@ -506,23 +490,29 @@ class RequestLedger:
 
     def has_proposed(self, proposer: Proposer[Any]) -> bool:
         """Return whether a drafter has proposed in this step."""
-        return any(proposal.proposer is proposer for proposal in self._proposals)
+        for proposal in self._proposals:  # noqa: SIM110 - a generator takes longer
+            if proposal.proposer is proposer:
+                return True
+        return False
 
     @property
     def needs_logits(self) -> bool:
         """Whether a drafter that has proposed in this step needs the target's logits."""
-        return any(each.proposer.capabilities.logits for each in self._proposals)
+        for proposal in self._proposals:  # noqa: SIM110 - a generator takes longer
+            if proposal.proposer.capabilities.logits:
+                return True
+        return False
 
-    def charge(self, proposer: Proposer[Any], seconds: float, start: CallStart) -> None:
+    def charge(self, proposer: Proposer[Any], seconds: float, charged_before: float) -> None:
         """Add to the duration of a drafter's proposal in this step.
 
         Args:
             proposer: the drafter.
             seconds: duration of a call, those of its parts included.
-            start: result of :meth:`begin_call` before the call. The seconds charged since then
-                belong to the drafters that this one combines, and are not counted twice.
+            charged_before: ``charged`` before the call. The seconds charged since then belong to
+                the drafters that this one combines, and are not counted twice.
         """
-        nested = min(seconds, self.charged - start.charged)
+        nested = min(seconds, self.charged - charged_before)
         self.charged += seconds - nested
         for proposal in self._proposals:
             if proposal.proposer is proposer:
@@ -567,8 +557,9 @@ class RequestLedger:
         if costs is None or self.acceptance.private or not self.reports:
             return
         plain = costs.pass_seconds(0)
-        drafting = sum(report.own_seconds for report in self.reports)
-        saved = accepted * plain - costs.row_seconds(draft_rows) - drafting
+        drafting = sum([report.seconds - report.nested_seconds for report in self.reports])
+        rows = costs.pass_seconds(draft_rows) - plain
+        saved = accepted * plain - rows - drafting
         matched = 0  # largest number of accepted draft tokens in one of the proposals so far
         matched_before = list[int]()  # value of ``matched`` before each report
         best = 0.0
@@ -587,9 +578,9 @@ class RequestLedger:
                 record.expected += max(0.0, report.after.tokens - report.before.tokens)
                 record.added += max(0, min(length, accepted) - matched)
                 matched = max(matched, min(length, accepted))
-                best = max(best, net + length * plain - costs.row_seconds(length))
-                num_rows = report.tree.num_draft_tokens
-                net += length * plain - costs.row_seconds(num_rows)
+                saves = length * plain
+                best = max(best, net + saves - (costs.pass_seconds(length) - plain))
+                net += saves - (costs.pass_seconds(report.tree.num_draft_tokens) - plain)
             alone[report.drafter] = alone.get(report.drafter, 0.0) + net
         self.regret.add_step(saved, alone, best)
 

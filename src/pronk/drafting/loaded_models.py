@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,5 +63,12 @@ def _modified_ns(path: Path) -> int:
 
     0 if none exist.
     """
-    files = [path] if path.is_file() else path.glob("*.safetensors")
-    return max((file.stat().st_mtime_ns for file in files), default=0)
+    # Each request asks this: os.scandir takes a fifth of the time of Path.glob.
+    try:
+        with os.scandir(path) as files:
+            weights = [file for file in files if file.name.endswith(".safetensors")]
+            return max([file.stat().st_mtime_ns for file in weights], default=0)
+    except NotADirectoryError:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -18,7 +18,7 @@ def propose_planned(
     contexts: Sequence[DraftContext[Any]],
     unions: Sequence[TreeUnion],
     clock: Callable[[], float],
-    check: Check = lambda _, tree: tree,
+    check: Check | None = None,
 ) -> None:
     """Call a drafter for the requests in which it may propose; add its trees to ``unions``.
 
@@ -31,7 +31,7 @@ def propose_planned(
         unions: for each request, the draft tokens of the drafters before this one.
         clock: returns the time in seconds.
         check: returns a proposed tree if it is valid, and raises an error otherwise; then no tree
-            is added.
+            is added. ``None``: the caller checks the trees.
     """
     planned: list[DraftContext[Any]] = []
     own_unions: list[TreeUnion] = []
@@ -45,7 +45,8 @@ def propose_planned(
     if not planned:
         return
     planned[0].ledger.ledger.drafters[proposer.label].num_calls += 1
-    starts = [context.ledger.begin_call() for context in planned]
+    reports_before = [len(context.ledger.reports) for context in planned]
+    charged_before = [context.ledger.charged for context in planned]
     began = clock()
     drafting = [
         context
@@ -53,17 +54,27 @@ def propose_planned(
         if context.plan.reason != "learns" or not proposer.score_history(context)
     ]
     trees = call_propose(proposer, drafting) if drafting else []
-    by_context = {
-        id(context): check(context, tree) for context, tree in zip(drafting, trees, strict=True)
-    }
+    by_context = dict(zip(map(id, drafting), trees, strict=True))
+    if check is not None:
+        for context in drafting:
+            by_context[id(context)] = check(context, by_context[id(context)])
     seconds = (clock() - began) / len(planned)
-    for context, union, start in zip(planned, own_unions, starts, strict=True):
+    for number, context in enumerate(planned):
         began = clock()
+        ledger = context.ledger
         # A drafter that has only scored the text proposes nothing.
         tree = by_context.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
         lead = context.tokens[context.root + 1 :]
-        context.ledger.add(proposer, context.plan, seconds, tree, union, lead, start=start)
-        context.ledger.charge(proposer, seconds + clock() - began, start)
+        ledger.add(
+            proposer,
+            context.plan,
+            seconds,
+            tree,
+            own_unions[number],
+            lead,
+            num_reports=reports_before[number],
+        )
+        ledger.charge(proposer, seconds + clock() - began, charged_before[number])
 
 
 def observe_planned(
@@ -81,8 +92,8 @@ def observe_planned(
     has_proposed = outcome.ledger.has_proposed(proposer)
     if not has_proposed and not proposer.capabilities.observes_all_steps:
         return
-    start = outcome.ledger.begin_call()
+    charged_before = outcome.ledger.charged
     began = clock()
     proposer.observe(outcome if part is None else outcome.with_state(outcome.state[part]))
     if has_proposed:
-        outcome.ledger.charge(proposer, clock() - began, start)
+        outcome.ledger.charge(proposer, clock() - began, charged_before)

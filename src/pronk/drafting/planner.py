@@ -156,7 +156,10 @@ class DraftPlan(NamedTuple):
         length = len(gains)
         if chain.prefill + chain.start + (length + 1) * chain.token > self.allowance:
             return False
-        now = ExpectedStep(1.0 + sum(gains), _chain_seconds(self.costs, chain, length))
+        seconds = self.costs.pass_seconds(length) + length * chain.token
+        if length:
+            seconds += chain.start
+        now = ExpectedStep(1.0 + sum(gains), seconds)
         return _best_longer_chain(self.costs, chain, rate, max_tokens, gains).is_faster(now)
 
     def another_pass_pays(
@@ -230,15 +233,6 @@ def plan(
     return DraftPlan(reason, costs, chain, allowance, before, max(0.0, saving))
 
 
-def _chain_seconds(costs: StepCosts, chain: ChainCosts, length: int) -> float:
-    """Return a request's seconds of a step that drafts ``length`` tokens and verifies them.
-
-    The prefill of the draft model is not included.
-    """
-    start = chain.start if length else 0.0
-    return costs.pass_seconds(length) + start + length * chain.token
-
-
 def _best_longer_chain(
     costs: StepCosts,
     chain: ChainCosts,
@@ -248,24 +242,27 @@ def _best_longer_chain(
 ) -> ExpectedStep:
     """Return the fastest step whose chain has more tokens than ``gains``, at most ``max_tokens``.
 
+    Its seconds include those of drafting, apart from the prefill of the draft model.
     ``gains`` are those of the chain so far; each further token is accepted at the rate ``rate``.
     """
     tokens = 1.0 + sum(gains)
     gain = gains[-1] if gains else 1.0
-    best = ExpectedStep(0.0, 1.0)
+    best_tokens = 0.0
+    best_seconds = 1.0
     for length in range(len(gains) + 1, max_tokens + 1):
         gain *= rate
         tokens += gain
-        choice = ExpectedStep(tokens, _chain_seconds(costs, chain, length))
-        if choice.is_faster(best):
-            best = choice
+        seconds = costs.pass_seconds(length) + chain.start + length * chain.token
+        if tokens * best_seconds > best_tokens * seconds:  # more tokens per second
+            best_tokens = tokens
+            best_seconds = seconds
             continue
         # The limit of an endless chain whose further tokens take no time. If even that step is not
         # faster than the best one, longer chains need not be examined.
-        limit = ExpectedStep(tokens + gain * rate / (1.0 - rate), choice.seconds)
-        if not limit.is_faster(best):
+        limit = tokens + gain * rate / (1.0 - rate)
+        if limit * best_seconds <= best_tokens * seconds:
             break
-    return best
+    return ExpectedStep(best_tokens, best_seconds)
 
 
 def stays_whole(tree: TokenTree, *, rejects: bool, bypass_budget: bool) -> bool:
@@ -309,16 +306,19 @@ def select_nodes(
     """
     # Triples of a negative gain, the number of the tree, and the node, sorted: the largest gain
     # comes first.
-    ranked = sorted(
-        (-tree.gain[node], number, node)
-        for number, tree in enumerate(trees)
-        if tree.gain is not None and not (whole and whole[number])
-        for node in range(1, len(tree))
-        if tree.acceptable[node]
-    )
+    ranked = list[tuple[float, int, int]]()
+    num_draft_tokens = 0
+    for number, tree in enumerate(trees):
+        num_draft_tokens += tree.num_draft_tokens
+        if tree.gain is None or (whole and whole[number]):
+            continue
+        for node, acceptable in enumerate(tree.acceptable[1:], 1):
+            if acceptable:
+                ranked.append((-tree.gain[node], number, node))
+    ranked.sort()
     count = 0
     if costs is not None:
-        num_others = sum(tree.num_draft_tokens for tree in trees) - len(ranked)
+        num_others = num_draft_tokens - len(ranked)
         gains = [-rank[0] for rank in ranked]
         count = _best_count(gains, costs, prompt_rows, num_others, drafting, allowance)
     if count == len(ranked):
@@ -352,15 +352,17 @@ def _best_count(
     # they are subtracted. The seconds of drafting are added.
     shift = curve.at(costs.num_requests) - curve.at(plain_rows) + drafting
     tokens = float(costs.num_requests)
-    best = ExpectedStep(tokens, curve.at(plain_rows + num_others) + shift)
+    best_tokens = tokens
+    best_seconds = curve.at(plain_rows + num_others) + shift
     best_count = 0
     for count, gain in enumerate(gains, 1):
         tokens += gain
-        seconds = curve.at(plain_rows + num_others + count)
-        if seconds > longest:
+        pass_seconds = curve.at(plain_rows + num_others + count)
+        if pass_seconds > longest:
             break
-        choice = ExpectedStep(tokens, seconds + shift)
-        if choice.is_faster(best):
-            best = choice
+        seconds = pass_seconds + shift
+        if tokens * best_seconds > best_tokens * seconds:  # more tokens per second
+            best_tokens = tokens
+            best_seconds = seconds
             best_count = count
     return best_count

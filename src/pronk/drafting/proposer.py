@@ -17,9 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pronk.base.arrays import Array
 from pronk.base.errors import OptionError, PronkError, describe_error
@@ -156,8 +157,13 @@ class DraftContext(Generic[State]):
         return self.block_table.length
 
     def with_state(self, state: Other, **changes: Any) -> DraftContext[Other]:
-        """Return a copy with another proposer's state, and ``changes`` of other fields."""
-        return _with_state(self, state, changes)
+        """Return a copy with another proposer's state, and ``changes`` of other fields.
+
+        Faster than :func:`dataclasses.replace`.
+        """
+        copy: DraftContext[Other] = object.__new__(DraftContext)
+        copy.__dict__.update(self.__dict__, state=state, **changes)
+        return copy
 
 
 @dataclass
@@ -205,14 +211,9 @@ class Outcome(Generic[State]):
 
     def with_state(self, state: Other) -> Outcome[Other]:
         """Return a copy with the state of another proposer."""
-        return _with_state(self, state, {})
-
-
-def _with_state(original: Any, state: Any, changes: Mapping[str, Any]) -> Any:
-    """Copy an object with another state; faster than :func:`dataclasses.replace`."""
-    copy = object.__new__(type(original))
-    copy.__dict__.update(original.__dict__, state=state, **changes)
-    return copy
+        copy: Outcome[Other] = object.__new__(Outcome)
+        copy.__dict__.update(self.__dict__, state=state)
+        return copy
 
 
 class Drafter(ABC):
@@ -230,9 +231,12 @@ class Drafter(ABC):
     Attributes:
         name: name in specifications such as ``"mine(num_tokens=3)"``, in messages and in
             statistics; equal to the name of the entry point.
+        row_options: names of the options that are numbers of draft tokens of a step. Their values
+            must not exceed ``Target.max_tree`` (:func:`bind_proposer`).
     """
 
     name: str = "drafter"
+    row_options: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Check the declared options (:mod:`pronk.base.options`) of a dataclass.
@@ -315,7 +319,7 @@ class Proposer(Drafter, Generic[State]):
     known_acceptance: Mapping[str, Counts] = MappingProxyType({})
     parts: tuple[Proposer[Any], ...] = ()
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Name in ``TokenTree.origin`` and in the statistics; different for each draft model."""
         return self.name if self.model_name is None else f"{self.name} {Path(self.model_name).name}"
@@ -465,12 +469,16 @@ def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
     """Return ``drafter.bind(target)``.
 
     Raises:
-        OptionError: the options do not fit the target, ``bind`` raises an error that is not pronk's
-            or returns no :class:`Proposer`, or the proposer needs what the target lacks
-            (:func:`check_needs`).
+        OptionError: the options do not fit the target or ask for more rows than it verifies,
+            ``bind`` raises an error that is not pronk's or returns no :class:`Proposer`, or the
+            proposer needs what the target lacks (:func:`check_needs`).
         PronkError: one that ``bind`` raises.
     """
     name = getattr(drafter, "name", type(drafter).__name__)
+    for option in getattr(drafter, "row_options", ()):
+        value = getattr(drafter, option)
+        if value is not None:
+            target.check_rows(f"{name}: {option}", value if isinstance(value, int) else len(value))
     try:
         proposer: object = drafter.bind(target)
     except PronkError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pronk.models.cost_model import CostCurve
@@ -29,8 +30,9 @@ class ExpectedStep(NamedTuple):
         return self.tokens * other.seconds > other.tokens * self.seconds
 
 
-class StepCosts(NamedTuple):
-    """Costs of a step, from which the part of one request is computed.
+@dataclass(slots=True)
+class StepCosts:
+    """Costs of a step, from which the part of one request is computed; read-only.
 
     Attributes:
         curve: seconds of the target's forward pass by its number of rows.
@@ -40,17 +42,19 @@ class StepCosts(NamedTuple):
 
     curve: CostCurve
     num_requests: int = 1
+    # results of ``pass_seconds`` for 0, 1, 2, … draft tokens, as far as they were needed
+    _pass_seconds: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def pass_seconds(self, num_draft_tokens: int) -> float:
         """Return one request's part, in seconds, of a forward pass that verifies its draft tokens.
 
         The other requests are assumed to have ``num_draft_tokens`` draft tokens as well.
         """
-        return self.curve.at(self.num_requests * (1 + num_draft_tokens)) / self.num_requests
-
-    def row_seconds(self, num_draft_tokens: int) -> float:
-        """Return by how many seconds draft tokens lengthen one request's part of a forward pass."""
-        return self.pass_seconds(num_draft_tokens) - self.pass_seconds(0)
+        known = self._pass_seconds
+        while len(known) <= num_draft_tokens:
+            rows = self.num_requests * (1 + len(known))
+            known.append(self.curve.at(rows) / self.num_requests)
+        return known[num_draft_tokens]
 
     def plain(self) -> ExpectedStep:
         """Return the expected step without draft tokens: one token."""
@@ -62,14 +66,16 @@ class StepCosts(NamedTuple):
         ``gains`` are the draft tokens' probabilities of acceptance. The result may have no draft
         token.
         """
-        best = self.plain()
         tokens = 1.0
+        best_tokens = tokens
+        best_seconds = self.pass_seconds(0)
         for count, gain in enumerate(sorted(gains, reverse=True), 1):
             tokens += gain
-            step = ExpectedStep(tokens, self.pass_seconds(count))
-            if step.is_faster(best):
-                best = step
-        return best
+            seconds = self.pass_seconds(count)
+            if tokens * best_seconds > best_tokens * seconds:  # more tokens per second
+                best_tokens = tokens
+                best_seconds = seconds
+        return ExpectedStep(best_tokens, best_seconds)
 
 
 class ChainCosts(NamedTuple):

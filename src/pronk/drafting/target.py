@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from pronk.base.errors import OptionError
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.gguf.checkpoint import is_gguf
@@ -29,6 +30,7 @@ from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder
 from pronk.models.loader import Fingerprint
 from pronk.models.model_runner import ModelRunner
+from pronk.sampling.tree_size import DEFAULT_MAX_TREE
 from pronk.text.tokenizer import Tokenizer
 
 
@@ -43,6 +45,7 @@ class Target:
         tokenizer: the target's tokenizer; ``None`` in tests without text.
         budget: memory budget shared by all KV caches; ``None`` is unlimited.
         folder: checkpoint folder or GGUF file of the target; ``None`` if unknown.
+        max_tree: maximum number of rows of a request in a forward pass.
         lock: the engine's lock, which it holds during a step. A drafter that allocates a KV pool or
             a feature outside of a step takes the lock, because the arrays of ``cache`` may move.
         loaded_models: draft models and trained drafters of this target's drafters, each of them
@@ -53,8 +56,20 @@ class Target:
     tokenizer: Tokenizer | None = None
     budget: KVBudget | None = None
     folder: Path | None = None
+    max_tree: int = DEFAULT_MAX_TREE
     lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False)
     loaded_models: LoadedModels = field(default_factory=LoadedModels, repr=False)
+
+    def check_rows(self, option: str, rows: int) -> None:
+        """Raise an OptionError if a drafter asks for more rows than a request may have.
+
+        Args:
+            option: the drafter's option, such as ``suffix: num_nodes``.
+            rows: its number of draft tokens, or of rows if it always takes all of them.
+        """
+        if rows > self.max_tree:
+            msg = f"{option}: expected at most {self.max_tree}, the limit max_tree, found {rows}; "
+            raise OptionError(msg + f"set max_tree to {rows}")
 
     @property
     def decoder(self) -> Decoder:

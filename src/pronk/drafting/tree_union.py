@@ -58,7 +58,7 @@ class TreeUnion:
         tree = self._tree
         if tree is None or tree.gain is None:
             return 1.0
-        return max(0.0, 1.0 - sum(tree.gain[node] for node in tree.children(0).values()))
+        return max(0.0, 1.0 - sum([tree.gain[node] for node in tree.children(0).values()]))
 
     def tree(self, root: int, max_nodes: int) -> TokenTree:
         """Return the union, cut to the ``max_nodes`` draft tokens of largest gain.

@@ -152,8 +152,8 @@ class Trie:
             stack.extend(children)
         new_index = {-1: -1} | {node: number for number, node in enumerate(order)}
         return TokenTree(
-            tuple(self.tokens[node] for node in order),
-            tuple(new_index[self.parents[node]] for node in order),
-            gain=tuple(self.gains[node] for node in order),
-            origin=tuple(self.origins[node] for node in order),
+            tuple([self.tokens[node] for node in order]),
+            tuple([new_index[self.parents[node]] for node in order]),
+            gain=tuple([self.gains[node] for node in order]),
+            origin=tuple([self.origins[node] for node in order]),
         )

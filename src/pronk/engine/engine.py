@@ -42,7 +42,6 @@ class Engine:
         target: Target,
         batch: BatchOptions,
         *,
-        max_tree: int = 128,
         budget: bool = False,
         acceptance_stats: AcceptanceStats | None = None,
     ) -> None:
@@ -53,7 +52,6 @@ class Engine:
                 costs, the scheduler's turns of tenants, and deadlines.
             batch: limits of a forward pass; ``prefill_chunk`` must be a number
                 (:func:`prefill_size`).
-            max_tree: maximum number of rows per decoding request and forward pass.
             budget: whether to draft only where that is expected to save time
                 (:mod:`pronk.drafting.planner`).
             acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per
@@ -73,7 +71,7 @@ class Engine:
             target.decoder.config.window,
             min(batch.max_batch, self.cache.max_requests or batch.max_batch),
             batch.prefill_chunk,
-            max_tree,
+            target.max_tree,
             self.runner.cost_model,
             max_wait=batch.max_wait,
             clock=target.clock,
@@ -255,8 +253,8 @@ class Engine:
 
     def _step(self) -> None:
         start_time = self.runner.clock()
-        self.scheduler.expire()
-        self._remove_finished()  # so that waiting requests can use their KV blocks
+        if self.scheduler.expire():
+            self._remove_finished()  # so that waiting requests can use their KV blocks
         scheduled = self.scheduler.schedule()
         self.speculator.begin(scheduled, self.scheduler.preempted)
         if not scheduled:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 from pronk.base.options import Option, check_options, documented
 from pronk.cache.options import CacheOptions
 from pronk.models.options import ModelOptions
+from pronk.sampling.tree_size import DEFAULT_MAX_TREE, MAX_TREE
 
 if TYPE_CHECKING:
     from pronk.drafting.proposer import Drafter
@@ -24,6 +25,19 @@ class BatchOptions:
     max_batch: Annotated[
         int, Option("Maximum number of requests in one forward pass.", low=1, high=1024)
     ] = 16
+    max_tree: Annotated[
+        int,
+        Option(
+            "Maximum number of rows of a request in one forward pass: its last token and its draft "
+            "tokens.",
+            low=DEFAULT_MAX_TREE,
+            high=MAX_TREE,
+            details=(
+                "More than the default pays only where rows cost little, as on GPUs, or with large "
+                "windows of ``lookahead``. The text is the same."
+            ),
+        ),
+    ] = DEFAULT_MAX_TREE
     max_wait: Annotated[
         float,
         Option(

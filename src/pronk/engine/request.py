@@ -238,7 +238,8 @@ class Request:
     @property
     def ended(self) -> bool:
         """Whether the request has finished or failed."""
-        return self.result.ended
+        result = self.result
+        return result.finish_reason is not None or result.error is not None
 
     @property
     def has_new_turn(self) -> bool:
@@ -276,7 +277,7 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """Number of tokens that may still be generated."""
-        return self.params.max_tokens - self.num_generated
+        return self.params.max_tokens - (len(self.tokens) - len(self.prompt))
 
     @property
     def computes_prompt_logprobs(self) -> bool:

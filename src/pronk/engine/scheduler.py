@@ -128,7 +128,8 @@ class Scheduler:
                 self._preempt(request)
         self.disk_reads.read_parts()
         first = self._give_turns(now)
-        self._admit(now)
+        if self.waiting:
+            self._admit(now)
         while self.disk_reads.all_wait(self.running):
             self.disk_reads.read_parts()
         tokens_by_request = self._allocate_tokens(first)
@@ -158,15 +159,21 @@ class Scheduler:
             self.cache.reset()
         return True
 
-    def expire(self) -> None:
-        """End requests whose deadline has passed with an error; the caller removes them."""
+    def expire(self) -> bool:
+        """End requests whose deadline has passed with an error; return whether there are any.
+
+        The caller removes them.
+        """
         now = self.clock()
+        has_expired = False
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
                 waited = now - request.start_time
                 request.result.fail(
                     DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s")
                 )
+                has_expired = True
+        return has_expired
 
     def _charge_tenant(self, request: Request) -> None:
         """Add newly generated tokens of a request to its tenant's counter of served tokens."""
@@ -428,8 +435,10 @@ class Scheduler:
             each for each in self.running if not each.ended and not self.disk_reads.is_reading(each)
         ]
         prompt_tokens = self._share_prompt_tokens(ready, first)
-        in_order = [each for each in first if each in ready]
-        in_order += [each for each in ready if each not in first]
+        in_order = ready
+        if first:
+            in_order = [each for each in first if each in ready]
+            in_order += [each for each in ready if each not in first]
         tokens_by_request: dict[Request, int] = {}
         for request in in_order:
             # 0 for a request preempted in this step: its tokens are pending again, and get no part
@@ -447,7 +456,7 @@ class Scheduler:
         priority have equal parts, and within a tenant the earlier starts come first.
         """
         shares = dict[Request, int]()
-        in_order = [*first, *[each for each in ready if each not in first]]
+        in_order = [*first, *[each for each in ready if each not in first]] if first else ready
         prompts = [each for each in in_order if each.num_pending > 1]
         if not prompts:
             return shares

@@ -52,6 +52,10 @@ class Speculator:
         self.vocab_size = runner.decoder.config.vocab_size
         self.ledger = Ledger()
         self.seconds = 0.0  # seconds of all calls of proposers in this step
+        # Numbers of decoding requests and of prompt tokens in this step. Their sum is the number of
+        # rows of the forward pass without draft tokens.
+        self.num_decoding = 0
+        self.num_prompt_rows = 0
         self._stats_by_adapter: dict[Adapter | None, AcceptanceStats] | None = None
         if stats is not None:
             self._stats_by_adapter = defaultdict(AcceptanceStats, {None: stats})
@@ -65,6 +69,9 @@ class Speculator:
                 except Exception as error:  # noqa: BLE001 - proposers are user code
                     self._give_up(request, error)
         self.seconds = 0.0
+        num_tokens = [scheduled.num_tokens for scheduled in batch]
+        self.num_decoding = num_tokens.count(1)
+        self.num_prompt_rows = sum(num_tokens) - self.num_decoding
         for scheduled in batch:
             request = scheduled.request
             request.speculation.ledger.begin()
@@ -110,7 +117,7 @@ class Speculator:
             ]
             if requests:
                 drafts.update(self._call(proposer, requests, draft_slots))
-        return self._select(batch, drafts, self.seconds - began)
+        return self._select(drafts, self.seconds - began)
 
     def update(
         self,
@@ -129,9 +136,11 @@ class Speculator:
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
-        self._record_step(steps, outcomes, seconds)
-        plain = not any(step.draft.num_draft_tokens for step in steps)
-        self.runner.record_duration(batch, seconds, plain=plain, experts_read=experts_read)
+        num_draft_rows = sum([step.draft.num_draft_tokens for step in steps])
+        self._record_step(steps, outcomes, seconds, num_draft_rows)
+        self.runner.record_duration(
+            batch, seconds, plain=not num_draft_rows, experts_read=experts_read
+        )
         for step in steps:
             decision_trace = step.request.speculation.trace
             outcome = outcomes.get(step.request)
@@ -153,25 +162,27 @@ class Speculator:
         """Return the costs of a step; ``None`` without a budget, or if they are not known."""
         if not self.budget:
             return None
-        context = sum(scheduled.request.block_table.length for scheduled in batch)
+        context = sum([scheduled.request.block_table.length for scheduled in batch])
         curve = self.runner.cost_model.costs(context, len(batch))
-        num_decoding = _count_plain_rows(batch)[0]
-        return None if curve is None else StepCosts(curve, max(1, num_decoding))
+        return None if curve is None else StepCosts(curve, max(1, self.num_decoding))
 
     def _record_step(
-        self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float
+        self,
+        steps: Sequence[RequestStep],
+        outcomes: Mapping[Request, Outcome[Any]],
+        seconds: float,
+        num_draft_rows: int,
     ) -> None:
         """Record in the ledger how many seconds the step's drafting cost and saved.
 
         ``seconds`` is the duration of the step without the time of drafters.
         """
-        num_decoding, num_prompt_rows = _count_plain_rows([step.scheduled for step in steps])
         finished = FinishedStep(
             seconds,
             self.seconds,
-            num_decoding,
-            num_prompt_rows,
-            num_draft_rows=sum([step.draft.num_draft_tokens for step in steps]),
+            self.num_decoding,
+            self.num_prompt_rows,
+            num_draft_rows,
             num_saved=sum([outcome.num_saved for outcome in outcomes.values()]),
             has_drafters=any(step.request.needs_draft_slots for step in steps),
         )
@@ -270,10 +281,7 @@ class Speculator:
                 request.speculation.trace.draft_seconds += seconds / len(requests)
 
     def _select(
-        self,
-        batch: Sequence[ScheduledRequest],
-        drafts: dict[Request, TokenTree],
-        drafting: float,
+        self, drafts: dict[Request, TokenTree], drafting: float
     ) -> dict[Request, TokenTree]:
         """Drop draft tokens that cost more time than they save.
 
@@ -293,7 +301,7 @@ class Speculator:
             [*drafts.values()],
             self.ledger.costs,
             whole=whole,
-            prompt_rows=_count_plain_rows(batch)[1],
+            prompt_rows=self.num_prompt_rows,
             drafting=drafting,
             allowance=self.ledger.allowance,
         )
@@ -320,16 +328,6 @@ class Speculator:
             request.speculation.started = False
             with suppress(Exception):  # only ``error``, the first one, is reported
                 proposer.stop(request.speculation.state)
-
-
-def _count_plain_rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:
-    """Return the number of decoding requests and the number of prompt tokens in a batch.
-
-    Their sum is the number of rows of the forward pass without draft tokens.
-    """
-    counts = [scheduled.num_tokens for scheduled in batch]
-    decoding = counts.count(1)
-    return decoding, sum(counts) - decoding
 
 
 def _draft_context(request: Request, num_draft_slots: int) -> DraftContext[Any]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, Array, DType, address_of
 from pronk.base.checks import check_choice
 from pronk.base.errors import OptionError, describe_error
 from pronk.kernels.build import library_name
@@ -34,7 +34,7 @@ from pronk.kernels.structures import (
 )
 from pronk.kernels.threads import num_threads
 
-VERSION = 25  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 27  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.
@@ -50,7 +50,7 @@ RoundingBits = Literal["portable", "fast"]
 # Numbers of the weight formats (``pronk_type`` of ``csrc/pronk.h``): of a data type; of codes with
 # this number of bits and a scale per group; of super-blocks of this GGUF type,
 # and of those that other GGUF types are decoded to.
-TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5}
+TYPES: dict[DType, int] = {FLOAT32: 0, BFLOAT16: 1, FLOAT16: 2, INT8: 5, INT4: 14}
 CODED_TYPES: dict[int, int] = {8: 3, 5: 6, 4: 4}
 SUPER_BLOCK_TYPES: dict[str, int] = {
     "Q2_K": 11,
@@ -135,7 +135,7 @@ class Kernels:
             temperature: 0 or more; 0 means no noise.
             key: noise key of the position, in 0..2**64 - 1; see :mod:`pronk.sampling.noise`.
         """
-        address = logits.ctypes.data
+        address = address_of(logits)
         return int(self.library.pronk_sample(address, logits.size, temperature, key, self.isa))
 
     def verify(
@@ -168,7 +168,7 @@ class Kernels:
         parent_nodes = array("i", parents)
         code = self.library.pronk_verify(
             ctypes.byref(sampling),
-            logits.ctypes.data,
+            address_of(logits),
             vocab,
             position,
             token_ids.buffer_info()[0],
@@ -210,11 +210,11 @@ class Kernels:
         scores = np.empty(vocab, np.float32)
         token = self.library.pronk_sample_draft(
             ctypes.byref(sampling),
-            logits.ctypes.data,
+            address_of(logits),
             vocab,
             position,
-            None if ids is None else ids.ctypes.data,
-            scores.ctypes.data,
+            None if ids is None else address_of(ids),
+            address_of(scores),
             ctypes.byref(confidence),
             self.isa,
         )
@@ -223,7 +223,7 @@ class Kernels:
 
     def read(self, data: Array) -> None:
         """Read all bytes of an array on all threads, to measure the memory bandwidth."""
-        self.library.pronk_read(data.ctypes.data, data.nbytes, num_threads())
+        self.library.pronk_read(address_of(data), data.nbytes, num_threads())
 
     def multiply(self, rounds: int) -> float:
         """Multiply 8-bit codes in registers on all threads; return the number of products.
@@ -284,6 +284,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "truncate": (c_int64, (c_void_p, *[c_int64] * 2, c_double, c_float, c_void_p, c_int32)),
+    "likeliest": (None, (c_void_p, *[c_int64] * 3, *[c_void_p] * 2)),
     "verify": (
         c_int32,
         (

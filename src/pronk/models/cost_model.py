@@ -45,6 +45,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
 
+from pronk.sampling.tree_size import MAX_TREE
+
 _WINDOW = 8  # number of recent passes by which the speed and each level are measured
 _ROW = 0.15  # value of c before a pass with several rows is measured, in units of a pass of one row
 # In the line and in the regression, the factor by which the weight of each earlier pass falls with
@@ -103,7 +105,7 @@ class CostCurve(NamedTuple):
         """Number of rows whose forward pass takes no longer than that of one row."""
         if self.experts:
             return 1
-        return max(1, int((1.0 - self.start) / self.slope)) if self.slope > 0.0 else _LASTS
+        return max(1, int((1.0 - self.start) / self.slope)) if self.slope > 0.0 else MAX_TREE
 
 
 @dataclass

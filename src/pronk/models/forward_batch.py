@@ -116,7 +116,9 @@ class ForwardBatch:
             self.num_rows += num_nodes - entry.num_computed
             self.num_committed += length
             self.num_positions = max(self.num_positions, length + num_nodes)
-        self.logits_rows = self._find_logits_rows()
+        self.logits_rows: Sequence[int] = (
+            entries[0].logits_rows if len(entries) == 1 else self._find_logits_rows()
+        )
         self._for_kernels: KernelBatch | None = None
         self._recurrence: list[StatePass] = []
         # cosines and sines of the rows' rotations under dynamic RoPE
@@ -142,8 +144,6 @@ class ForwardBatch:
         return entries, rows
 
     def _find_logits_rows(self) -> Sequence[int]:
-        if len(self.entries) == 1:
-            return self.entries[0].logits_rows
         rows = list[int]()
         first = 0
         for entry, count in zip(self.entries, self.row_counts, strict=True):

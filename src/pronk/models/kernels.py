@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pronk.base.arrays import BFLOAT16, FLOAT32, INT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import (
@@ -64,8 +64,8 @@ _SCALE_OFFSETS = {
     "TQ2_0": (64,),
 }
 # Allowed error of the checked decoder layer, relative to its largest output. The key is the dtype
-# of the weights, or int8 for a KV cache of 8 bits.
-_TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2}
+# of the weights, or that of a quantized KV cache.
+_TOLERANCES = {FLOAT32: 1e-5, BFLOAT16: 2e-2, INT8: 5e-2, INT4: 0.2}
 # Number of experts of the checked mixture, and number of tokens of which the checked short
 # convolution takes the weighted sum.
 _EXPERTS = 5
@@ -121,8 +121,11 @@ def self_check(kernels: Kernels) -> str | None:
 def _failures(kernels: Kernels) -> Iterator[str]:
     for dtype in (FLOAT32, BFLOAT16):
         layers = [_check_layer(kernels, dtype, kind=kind) for kind in get_args(_LayerKind)]
-        # The kinds of attention read an 8-bit cache by functions of its own.
-        layers += [_check_layer(kernels, dtype, INT8, kind) for kind in ("attention", "latent")]
+        # The kinds of attention read a quantized cache by functions of its own.
+        for kv_dtype in (INT8, INT4):
+            layers += [
+                _check_layer(kernels, dtype, kv_dtype, kind) for kind in ("attention", "latent")
+            ]
         failures = chain(_check_products(kernels, dtype), *layers)
         yield from (f"{failure} in {dtype}" for failure in failures)
     yield from chain(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import FLOAT32, INT4, Array, address_of
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.kernels.structures import CClusters, CDraftChain, OnToken
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.key_biases import find_key_biases
 from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
@@ -29,6 +30,16 @@ class LayersResult(NamedTuple):
     logits: Array | None
     # number of experts that the pass read, summed over the layers; ``None`` if it was not counted
     experts_read: int | None
+
+
+class LayersProgram(NamedTuple):
+    """A program of layers, and the numbers of the layers whose outputs it collects, ascending."""
+
+    program: Program
+    collected: tuple[int, ...] = ()
+
+
+_version_of = attrgetter("version")
 
 
 class LayerExecutor:
@@ -47,12 +58,18 @@ class LayerExecutor:
         self.decoder = decoder
         self.cache = cache
         self.other_caches = other_caches
+        if cache.kv_dtype == INT4:
+            cache.key_biases = find_key_biases(decoder)
         # seconds spent so far on communication with worker processes
         self.communication_seconds = 0.0
-        self._programs: dict[tuple[object, ...], Program] = {}
+        self._programs: dict[tuple[object, ...], LayersProgram] = {}
+        self._caches = (cache, *other_caches)
         # ``version`` of each KV cache when the programs were built; they contain addresses of its
         # memory
-        self._version: tuple[int, ...] = ()
+        self._versions: tuple[int, ...] = ()
+        # Whether the last layers store nothing, so that rows without logits may end before them.
+        config = decoder.config
+        self._has_layers_without_keys = config.num_storing_layers < config.num_layers
         # Whether rotations depend on the prompt's length, so that each row has its own.
         self.has_dynamic_rope = any(each.config.has_dynamic_rope for each in (cache, *other_caches))
 
@@ -69,7 +86,7 @@ class LayerExecutor:
                 returned, in the dtype of the cache.
         """
         decoder = self.decoder
-        if self._can_shorten(batch, num_layers, collect):
+        if self._has_layers_without_keys and self._can_shorten(batch, num_layers, collect):
             return self._run_shortened(batch, collect)
         states = np.empty((batch.num_rows, decoder.config.hidden_size), self.cache.dtype)
         logits = None
@@ -77,11 +94,13 @@ class LayerExecutor:
         if num_layers == len(decoder.layers):
             logits = np.empty((len(batch.logits_rows), decoder.config.vocab_size), np.float32)
             has_logits = len(logits) > 0
-        collected = self._collected(num_layers, collect)
-        outputs = self._new_outputs(len(collected), states)
-        program = self._program(num_layers, collected, has_logits=has_logits)
+        program, collected = self._program(num_layers, collect, has_logits=has_logits)
+        outputs = None
+        if collected:
+            outputs = np.empty((len(collected), *states.shape), states.dtype)
         experts_read = program.run(batch, states, logits, outputs)
-        return LayersResult(_wanted(collect, collected, outputs), logits, experts_read)
+        hidden = _wanted(collect, collected, outputs) if collect else {}
+        return LayersResult(hidden, logits, experts_read)
 
     def _collected(self, num_layers: int, collect: Sequence[int]) -> tuple[int, ...]:
         """Return the layers whose outputs a program of the first ``num_layers`` layers collects.
@@ -99,10 +118,6 @@ class LayerExecutor:
                 layers.update(layer for layer in feature.layers if layer < last)
         return tuple(sorted(layers))
 
-    def _new_outputs(self, count: int, states: Array) -> Array | None:
-        """Return memory for the outputs ``[count, rows, hidden]`` that a program collects."""
-        return np.empty((count, *states.shape), self.cache.dtype) if count else None
-
     def _can_shorten(self, batch: ForwardBatch, num_layers: int, collect: Sequence[int]) -> bool:
         """Return whether rows without logits may end after the last layer that stores anything.
 
@@ -111,8 +126,6 @@ class LayerExecutor:
         """
         config = self.decoder.config
         last = config.num_storing_layers
-        if last == config.num_layers:
-            return False
         saved = [_last_of_all_rows(feature) for feature in self.cache.features]
         return (
             num_layers == config.num_layers
@@ -129,15 +142,16 @@ class LayerExecutor:
         config = self.decoder.config
         last = config.num_storing_layers
         states = np.empty((batch.num_rows, config.hidden_size), self.cache.dtype)
-        collected = self._collected(last, collect)
-        outputs = self._new_outputs(len(collected), states)
-        program = self._program(last, collected, has_logits=False)
+        program, collected = self._program(last, collect, has_logits=False)
+        outputs = None
+        if collected:
+            outputs = np.empty((len(collected), *states.shape), states.dtype)
         experts_read = program.run(batch, states, None, outputs)
         hidden = _wanted(collect, collected, outputs)
         logits = np.empty((len(batch.logits_rows), config.vocab_size), np.float32)
         entries, rows = batch.without_unread()
         if entries:
-            rest = self._cached_program(("rest",), self._compile_rest)
+            rest, _ = self._cached_program(("rest",), self._compile_rest)
             given = states[rows]
             experts_read += rest.run(ForwardBatch(entries), given.copy(), logits, given[None])
         return LayersResult(hidden, logits, experts_read)
@@ -153,8 +167,9 @@ class LayerExecutor:
         config = self.decoder.config
         batch = ForwardBatch([entry])
         assert not self.cache.computed_features, "expected a draft model, whose cache has none"
+        program, _ = self._program(len(self.decoder.layers), (), has_logits=True)
         return draft_chain(
-            self._program(len(self.decoder.layers), (), has_logits=True),
+            program,
             batch,
             np.empty((batch.num_rows, config.hidden_size), self.cache.dtype),
             sampler,
@@ -163,32 +178,41 @@ class LayerExecutor:
             on_token=on_token,
         )
 
-    def _program(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
+    def _program(
+        self, num_layers: int, collect: Sequence[int], *, has_logits: bool
+    ) -> LayersProgram:
         """Return the program of the first ``num_layers`` layers, compiled at first use.
 
-        It ends with the LM head if ``has_logits``, and returns the outputs of the layers
+        It ends with the LM head if ``has_logits``, and collects the outputs of the layers
         ``collect``.
         """
-        key = (num_layers, collect, has_logits)
-        make = partial(self._compile, num_layers, collect, has_logits=has_logits)
-        return self._cached_program(key, make)
+        key = (num_layers, tuple(collect), has_logits)
+        return self._cached_program(
+            key, lambda: self._compile(num_layers, collect, has_logits=has_logits)
+        )
 
-    def _cached_program(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
+    def _cached_program(
+        self, key: tuple[object, ...], make: Callable[[], LayersProgram]
+    ) -> LayersProgram:
         """Return the program of ``key``, compiled by ``make`` at its first use.
 
         A new allocation of a KV cache makes all programs invalid, because they contain addresses.
         """
-        version = tuple([cache.version for cache in (self.cache, *self.other_caches)])
-        if version != self._version:
+        versions = tuple(map(_version_of, self._caches))
+        if versions != self._versions:
             self._programs = {}
-            self._version = version
-        if key not in self._programs:
-            self._programs[key] = make()
-        return self._programs[key]
+            self._versions = versions
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = make()
+        return program
 
-    def _compile(self, num_layers: int, collect: tuple[int, ...], *, has_logits: bool) -> Program:
+    def _compile(
+        self, num_layers: int, wanted: Sequence[int], *, has_logits: bool
+    ) -> LayersProgram:
         decoder = self.decoder
         cache = self.cache
+        collect = self._collected(num_layers, wanted)
         hidden = decoder.config.hidden_size
         program = Program(decoder.kernels, hidden, cache.dtype, cache, self.other_caches)
         program.keeps_states = num_layers == len(decoder.layers)
@@ -201,7 +225,7 @@ class LayerExecutor:
             self._keep_output(program, index + 1, collect)
         if has_logits:
             program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
-        return program
+        return LayersProgram(program, collect)
 
     def _keep_output(self, program: Program, layer: int, collect: Sequence[int]) -> None:
         """Append what keeps the output of ``layer`` (0: the embedding), and the features of it.
@@ -217,7 +241,7 @@ class LayerExecutor:
                 sources = {each: collect.index(each) for each in feature.layers if each < layer}
                 feature.compile(program, sources)
 
-    def _compile_rest(self) -> Program:
+    def _compile_rest(self) -> LayersProgram:
         """Compile the layers after the last one that stores keys; they read ``collected[0]``."""
         decoder = self.decoder
         config = decoder.config
@@ -233,7 +257,7 @@ class LayerExecutor:
             decoder.layers[index].compile(program, index)
             self._keep_output(program, index + 1, ())
         program.linear(decoder.head, norm=decoder.norm, to="logits", only_logits_rows=True)
-        return program
+        return LayersProgram(program)
 
 
 def _wanted(
@@ -317,12 +341,12 @@ def draft_chain(
         addresses = np.array([ctypes.addressof(struct) for struct in structs], np.uintp)
         second = CClusters(
             op=clusters.program.first_op(),
-            clusters=addresses.ctypes.data,
-            tokens=clusters.tokens.ctypes.data,
+            clusters=address_of(addresses),
+            tokens=address_of(clusters.tokens),
             num_clusters=len(clusters.tokens),
             num_best=clusters.num_best,
-            logits=cluster_logits.ctypes.data,
-            ids=step_ids.ctypes.data,
+            logits=address_of(cluster_logits),
+            ids=address_of(step_ids),
         )
     next_scores = iter(scores)
     errors = list[BaseException]()
@@ -344,8 +368,8 @@ def draft_chain(
         sampling=ctypes.pointer(in_library.options),
         position=len(sampler.context),
         steps=max_tokens,
-        ids=None if own is None else own.ctypes.data,
-        scores=scores.ctypes.data,
+        ids=None if own is None else address_of(own),
+        scores=address_of(scores),
         clusters=None if second is None else ctypes.pointer(second),
         on_token=OnToken(callback),
     )

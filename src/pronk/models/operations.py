@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pronk.base.arrays import Array, DType
+from pronk.base.arrays import Array, DType, address_of
 from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.config import MixtureConfig, ModelConfig
 from pronk.checkpoint.gguf.blocks import BlockMatrix
@@ -598,10 +598,10 @@ class Operations:
         experts_read = ctypes.c_int64()
         call.experts_read = ctypes.addressof(experts_read)
         if logits is not None:
-            call.logits = logits.ctypes.data
+            call.logits = address_of(logits)
         if collected is not None:
-            call.collected = collected.ctypes.data
-        self.kernels.run(self._c_ops, len(self._ops), call)
+            call.collected = address_of(collected)
+        self.kernels.run(self._compiled or self._compile(), len(self._ops), call)
         return experts_read.value
 
     def draft_chain(
@@ -614,12 +614,13 @@ class Operations:
         ``logits``, float32 ``[1, vocab]``, is overwritten with the logits of each forward pass.
         """
         call = self._make_pass(batch, stream, extra_positions=chain.steps)
-        call.logits = logits.ctypes.data
-        return self.kernels.draft_chain(self._c_ops, len(self._ops), call, chain)
+        call.logits = address_of(logits)
+        ops = self._compiled or self._compile()
+        return self.kernels.draft_chain(ops, len(self._ops), call, chain)
 
     def first_op(self) -> int:
         """Return the address of the first operation, as long as nothing is appended."""
-        return ctypes.addressof(self._c_ops)
+        return ctypes.addressof(self._compiled or self._compile())
 
     def _make_pass(
         self, batch: ForwardBatch | None, stream: Array, *, extra_positions: int = 0
@@ -628,7 +629,7 @@ class Operations:
         call = CForward.from_buffer_copy(self._any_pass)
         call.rows = len(stream)
         call.threads = num_threads()
-        call.stream = stream.ctypes.data
+        call.stream = address_of(stream)
         if batch is None:
             return call
         arrays = batch.for_kernels
@@ -647,18 +648,16 @@ class Operations:
             )
             traffic = None if self.cache.states is None else self.cache.states.traffic
             if traffic is not None:
-                call.state_bytes = traffic.ctypes.data
+                call.state_bytes = address_of(traffic)
         for index, rope in enumerate(self._ropes.values()):
             table, by_row = batch.rope_entries(rope, extra_positions)
-            call.rope[index] = table.ctypes.data
+            call.rope[index] = address_of(table)
             call.rope_by_row[index] = int(by_row)
         return call
 
-    @property
-    def _c_ops(self) -> ctypes.Array[COp]:
-        """The operations as a C array."""
-        if self._compiled is None:
-            self._compiled = (COp * len(self._ops))(*self._ops)
+    def _compile(self) -> ctypes.Array[COp]:
+        """Return the operations as a C array, which is kept for later passes."""
+        self._compiled = (COp * len(self._ops))(*self._ops)
         return self._compiled
 
     def _append(self, kind: int) -> COp:
@@ -675,6 +674,15 @@ class Operations:
         keys = cache.keys[kv.layer]
         op.keys = self._keep_alive(keys if len(keys) else None)
         op.values = self._keep_alive(cache.values[kv.layer])
+        bias = cache.key_biases.get(kv.layer)
+        if bias is not None:
+            rope = cache.config.rope_of(kv.layer)
+            assert rope is not None, "expected a rotation of keys with biases, found none"
+            op.rope = self._rope_index(rope, cache) + 1
+            op.rope_dim = rope.dim
+            op.key_bias = self._keep_alive(bias.values)
+            op.bias_pairs = self._keep_alive(bias.pairs)
+            op.num_bias_pairs = len(bias.pairs)
 
     def _set_matrix(self, op: COp, linear: Linear) -> None:
         """Set the matrix of an operation, without its adapters."""
@@ -725,7 +733,7 @@ class Operations:
             return None
         array = np.ascontiguousarray(array)
         self._kept_alive.append(array)
-        return int(array.ctypes.data)
+        return address_of(array)
 
 
 def _as_float32(array: Array | None) -> Array | None:

@@ -73,6 +73,7 @@ class WorkerGroup:
         # The driver's shard of the model under tensor parallelism, else ``None``.
         self.split = settings.split(0, config)
         self.shard_config = config if self.split is None else self.split.shard_config
+        self.memory: int | None = None  # the processes use the machine's memory
         # Class of the driver's KV pool.
         self.pool: Callable[..., PagedCache] = MirroredCache if self.split is None else SplitCache
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pronk.backends import Kernels, num_threads
+from pronk.backends import Kernels, Workers, num_threads
 from pronk.base.arrays import DType
 from pronk.checkpoint import ModelConfig
 from pronk.parallel.processes import WorkerGroup, join_torchrun, spawn_workers
@@ -14,7 +14,7 @@ from pronk.serving import LLMOptions, is_launched
 
 def start_workers(
     options: LLMOptions, model: Path, dtype: DType, config: ModelConfig, kernels: Kernels
-) -> WorkerGroup:
+) -> Workers:
     """Spawn the workers of a model, for :func:`pronk.engine.workers.start_workers`.
 
     If ``torchrun`` launched the processes, the call returns in rank 0, and serves in other ranks.

@@ -30,6 +30,7 @@ from pronk.backends import (
     Decoder,
     ForwardBatch,
     LayerExecutor,
+    LayersProgram,
     LayersResult,
     Linear,
     LinearOutput,
@@ -266,7 +267,7 @@ class TensorParallelExecutor(LayerExecutor):
         ``index`` is the number of the layer, from 0.
         """
 
-        def make() -> Program:
+        def make() -> LayersProgram:
             decoder = self.decoder
             hidden = decoder.config.hidden_size
             program = Program(decoder.kernels, hidden, self.cache.dtype, self.cache)
@@ -287,9 +288,9 @@ class TensorParallelExecutor(LayerExecutor):
                     only_logits_rows=True,
                     output=output,
                 )
-            return program
+            return LayersProgram(program)
 
-        return self._cached_program((stage, index), make)
+        return self._cached_program((stage, index), make).program
 
     @cached_property
     def _own_head(self) -> Linear:

@@ -27,7 +27,7 @@ from pronk.backends import (
     set_threads,
 )
 from pronk.base import ConnectionLostError, describe_error
-from pronk.base.arrays import DTYPES, INT8, Array, as_bytes
+from pronk.base.arrays import DTYPES, KV_DTYPES, Array, as_bytes
 from pronk.checkpoint import Fingerprint, ModelConfig, load_decoder, read_config
 from pronk.parallel.connection import MessageKind, PeerConnection, PeerMessage, open_store
 from pronk.parallel.tensor import (
@@ -81,7 +81,7 @@ class WorkerSettings(dict[str, Any]):
             num_blocks=1,
             block_size=BLOCK_SIZE,
             dtype=compute_dtype(dtype),
-            kv_dtype=INT8 if self["kv_dtype"] == "int8" else None,
+            kv_dtype=KV_DTYPES[self["kv_dtype"]],
             kernels=kernels,
         )
         return decoder, cache, split

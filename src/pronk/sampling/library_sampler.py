@@ -103,6 +103,21 @@ class LibrarySampler:
         )
         return None if token < 0 else DraftToken(token, confidence, scores, ids)
 
+    def draft_scores(
+        self, logits: Sequence[float], position: int, ids: Sequence[int]
+    ) -> list[float] | None:
+        """Return scores of a few tokens at a position, by which :meth:`draft` chooses among them.
+
+        ``logits`` are those of the tokens ``ids``. At temperatures above 0 a score is the logit by
+        the request's options, divided by the temperature, plus noise. Truncation (top-k, top-p,
+        min-p) applies to these tokens alone. ``None`` if :meth:`draft` would return ``None``.
+        """
+        token_ids = np.array(ids, np.int32)
+        chosen, _, scores = self._kernels.draft_token(
+            self.options, np.array(logits, np.float32), position, token_ids
+        )
+        return None if chosen < 0 else scores.tolist()
+
     def counts_all(self, vocab_size: int, ids: DraftIds | None) -> bool:
         """Return whether penalties count all tokens of a draft model.
 

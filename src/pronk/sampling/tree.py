@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from types import NoneType
 from typing import overload
 
@@ -97,7 +98,9 @@ class TokenTree:
             if values is not None and len(values) != size:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
-        if self.gain is not None and not all(0.0 <= each <= 1.0 for each in self.gain):
+        gain = self.gain or (0.0,)
+        # The sum is NaN if a gain is.
+        if not (min(gain) >= 0.0 and max(gain) <= 1.0 and isfinite(sum(gain))):
             msg = f"expected probabilities, 0..1, in gain, found {self.gain}; check the drafter"
             raise ValueError(msg)
         self._links  # noqa: B018 - computed now, it raises the other errors
@@ -112,13 +115,13 @@ class TokenTree:
         fields = (self.tokens, self.parents, self.verify, self.probs, self.gain, self.origin)
         pairs = self.origin or ()
         return (
-            _types(fields) <= {tuple, NoneType}
-            and _types(self.tokens) == _types(self.parents) == {int}
-            and _types(self.gain or ()) <= {float}
-            and _types(self.verify or ()) <= {bool}
-            and _types(pairs) <= {tuple}
+            set(map(type, fields)) <= {tuple, NoneType}
+            and set(map(type, self.tokens)) == set(map(type, self.parents)) == {int}
+            and set(map(type, self.gain or ())) <= {float}
+            and set(map(type, self.verify or ())) <= {bool}
+            and set(map(type, pairs)) <= {tuple}
             and {(type(name), type(kind)) for name, kind in pairs} <= {(str, int)}
-            and all(q is None or type(q) is np.ndarray for q in self.probs or ())
+            and set(map(type, self.probs or ())) <= {NoneType, np.ndarray}
         )
 
     @cached_property
@@ -188,7 +191,7 @@ class TokenTree:
         """Return the number of nodes, the root included."""
         return len(self.tokens)
 
-    @property
+    @cached_property
     def num_draft_tokens(self) -> int:
         """Number of nodes without the root."""
         return len(self.tokens) - 1
@@ -345,10 +348,6 @@ class TokenTree:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         return self.keep(fitting[: max_nodes + 1])
-
-
-def _types(values: Iterable[object]) -> set[type]:
-    return {type(value) for value in values}
 
 
 class TokenView(Sequence[int]):

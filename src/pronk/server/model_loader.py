@@ -14,7 +14,7 @@ from typing import Any
 from pronk import LLM, AsyncLLM, OptionError
 from pronk.backends import default_kv_bytes, parse_memory
 from pronk.base import FairExecutor, size_texts
-from pronk.base.arrays import INT8
+from pronk.base.arrays import KV_DTYPES
 from pronk.checkpoint import is_gguf, open_checkpoint, parse_dtype, read_config
 from pronk.server.metrics import Metrics
 from pronk.server.moderation import MODERATION_TEMPLATE, ModerationPrompt
@@ -91,7 +91,7 @@ class ModelLoader:
         # The loader converts unquantized weights of safetensors files to ``dtype``.
         if not is_gguf(self.path) and config.quantization is None:
             weights = weights * dtype.itemsize // parse_dtype("auto", config).itemsize
-        kv_dtype = INT8 if self.options["kv_dtype"] == "int8" else dtype
+        kv_dtype = KV_DTYPES[self.options["kv_dtype"]] or dtype
         if self.options["kv_memory"] is not None:
             kv = parse_memory(self.options["kv_memory"])
         else:

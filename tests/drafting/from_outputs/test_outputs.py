@@ -5,7 +5,11 @@ import pytest
 
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.drafting import Outcome
-from pronk.drafting.shared.likeliest import initial_draft_token, top_tokens
+from pronk.drafting.shared.likeliest import (
+    _likeliest_by_numpy,
+    initial_draft_token,
+    top_tokens,
+)
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 
@@ -28,7 +32,15 @@ def test_likeliest_tokens_equal_a_full_sort(vocab: int, count: int, rounded: DTy
     before = logits.copy()
     want = np.argsort(-logits, axis=-1, kind="stable")
     assert top_tokens(outcome(logits), count) == want[:, :count].tolist()
+    by_numpy = _likeliest_by_numpy(logits, min(count, vocab))
+    assert [row.tolist() for row in by_numpy] == want[:, :count].tolist()
     assert np.array_equal(logits, before)
+
+
+def test_nan_is_the_least_likely() -> None:
+    logits = np.full((1, 300), np.nan, np.float32)
+    logits[0, [7, 200]] = -np.inf, 1.0
+    assert top_tokens(outcome(logits), 3) == [[200, 0, 1]]
 
 
 def test_selected_nodes_and_a_logit_bias() -> None:

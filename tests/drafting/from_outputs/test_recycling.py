@@ -18,8 +18,12 @@ from pronk.drafting.from_outputs.recycling import (
     save_successors,
 )
 from pronk.drafting.ledger import RequestLedger
+from pronk.sampling.logits_processors import TokenContext
+from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
+from tiny_models import kernels
 
 THE, CAT, DOG, SUN, SAT, RAN, WAS, ON, AT, IN = range(10)
 
@@ -100,6 +104,60 @@ def test_text_without_logits_is_read_with_the_next_proposal() -> None:
     drafter.observe(Outcome(state, TokenTree.chain([8]), (), (4,), 7, SamplingParams()))
     drafter.propose([context(state, [*text, 8, 4])])
     assert [state.successors.get(token) for token in (5, 8)] == [(8, 9), (4,)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
+def test_successors_are_ranked_by_their_logits_and_the_noise(temperature: float) -> None:
+    """The first draft token after a token is the one that the same logits would give now."""
+    drafter = bind(Recycling(num_nodes=3, top_k=4))
+    state = drafter.start([THE])
+    ids = (CAT, DOG, SUN, SAT)
+    logits = (1.5, 1.25, 1.0, 0.5)
+    for token in range(VOCAB):
+        state.successors.put(token, ids, logits)
+    firsts = list[int]()
+    num_seconds = 0
+    for seed in range(40):
+        params = SamplingParams(temperature=temperature, seed=seed)
+        own = context(state, [THE, SUN], params=params)
+        own.sampler = Sampler(params, seed, TokenContext([THE, SUN]), VOCAB, kernels=kernels())
+        (tree,) = drafter.propose([own])
+        children = tree.children(0)
+        scores = np.array(logits)
+        if temperature:
+            scores = scores / temperature + gumbel_noise(seed, 2, np.array(ids))
+        assert next(iter(children)) == ids[scores.argmax()]
+        second = next(iter(tree.children(children[ids[scores.argmax()]])), None)
+        if temperature and second is not None:
+            deeper = np.array(logits) / temperature + gumbel_noise(seed, 3, np.array(ids))
+            assert second == ids[deeper.argmax()]
+            num_seconds += 1
+        firsts.append(next(iter(children)))
+    assert (len(set(firsts)) > 1) == (temperature > 0.0)
+    assert (num_seconds > 0) == (temperature > 0.0)
+
+
+def test_damaged_logits_leave_the_order_as_it_is() -> None:
+    drafter = bind(Recycling(num_nodes=3, top_k=2))
+    state = drafter.start([THE])
+    state.successors.put(THE, (CAT, DOG), (float("nan"), 1.0))
+    params = SamplingParams(temperature=1.0)
+    own = context(state, [THE], params=params)
+    own.sampler = Sampler(params, 0, TokenContext([THE]), VOCAB, kernels=kernels())
+    (tree,) = drafter.propose([own])
+    assert [*tree.children(0)] == [CAT, DOG]
+
+
+def test_a_successor_of_the_text_gets_the_largest_logit() -> None:
+    table = Successors(2, 16)
+    table.put(THE, (CAT, DOG), (2.0, 1.0))
+    table.put_first(THE, SUN)
+    assert (table.get(THE), table.logits[THE]) == ((SUN, CAT), (2.0, 2.0))
+    table.put_first(CAT, SAT)
+    assert (table.get(CAT), table.logits.get(CAT)) == ((SAT,), None)
+    for token in range(3, 30):
+        table.put(token, (1,), (0.0,))
+    assert set(table.logits) <= set(table.rows)
 
 
 def test_the_table_is_bounded_and_evicts_the_oldest_rows() -> None:

@@ -19,7 +19,7 @@ from pronk.base.errors import CheckpointError
 from pronk.cache.layout import kv_bytes_per_token
 from pronk.checkpoint.tensors import Checkpoint
 from pronk.drafting import PromptLookup
-from pronk.lab.bench import machine, measure, run
+from pronk.lab.bench import measure, run
 from pronk.lab.bench.figures import summarize
 from pronk.lab.bench.machine import PeakMemory
 from pronk.lab.bench.measure import Options
@@ -56,7 +56,7 @@ LOOKUP = "prompt_lookup(min_ngram=1)"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read little memory and time few forward passes."""
-    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
+    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 

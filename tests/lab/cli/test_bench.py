@@ -17,7 +17,7 @@ import pronk.llm
 from checkpoints import MakeCheckpoint
 from lab.bench.bench_cases import pronk_tiny
 from pronk.checkpoint.hub.clone_models import tiny_model
-from pronk.lab.bench import machine, measure, methods
+from pronk.lab.bench import measure, methods
 from pronk.lab.bench.methods import DrafterMethod, Item
 from pronk.lab.bench.records import Sample
 
@@ -32,7 +32,7 @@ def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs ``pronk bench``, with shorter measurements of bandwidth and
     forward passes.
     """
-    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
+    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
     return partial(command, "bench")

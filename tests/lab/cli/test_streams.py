@@ -17,7 +17,7 @@ from cli.test_streams import (
     cases,
     run_here,
 )
-from pronk.lab.bench import machine, measure
+from pronk.lab.bench import measure
 
 VERIFY = f"verify {MODEL} --drafter suffix --limit 1 --max-tokens 4 --samples 0"
 BENCH = f"bench --quick --prompts tests/cli/one_prompt.txt {MODEL} --drafter suffix --max-tokens 4"
@@ -33,7 +33,7 @@ SLOW_COMMANDS = [
 @pytest.fixture(autouse=True)
 def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read little memory and time few forward passes."""
-    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
+    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from engine import cases
 from engine import test_equality as equality
 from engine.test_equality import ALONE, RAGGED, SETTINGS_OF_READERS, matrix
 from lab.drafters.cases import DRAFTERS, spec
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.drafting import make_drafter
+from tiny_models import make_engine, tiny_decoder
 
 CLOSE = ("merged with trained",)
 
@@ -51,6 +54,24 @@ def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) 
 )
 def test_8_bit_cache(name: str) -> None:
     equality.test_8_bit_cache(spec(name))
+
+
+@pytest.mark.parametrize(
+    ("window", "ngram", "options"), [(40, 6, "greedy"), (34, 16, "temperature")]
+)
+def test_windows_of_more_rows_than_by_default(window: int, ngram: int, options: str) -> None:
+    """A window of 200 or 510 rows, with candidates beside it, changes no token."""
+    prompts = cases.PROMPTS[:2]
+    want = cases.plain(FLOAT32, options, prompts, 90)
+    max_tree = 512
+    engine = make_engine(tiny_decoder(), num_blocks=1000, max_tree=max_tree)
+    sizes = set[int]()
+    cases.watch(engine, lambda batch, _: sizes.update(len(each.tree) for each in batch.entries))
+    name = f"lookahead(window={window}, ngram={ngram}, warm_up='random')"
+    got = equality.decode(engine, [make_drafter(name)], options, prompts, 90)
+    cases.assert_same(got, want)
+    assert window * (ngram - 1) <= max(sizes) <= max_tree
+    assert cases.total(got, "drafted") > 0
 
 
 @pytest.mark.parametrize("options", ["greedy", "penalties"])

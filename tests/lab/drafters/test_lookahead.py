@@ -19,6 +19,7 @@ from pronk.lab.drafters.window import (
     WindowTuner,
 )
 from pronk.models.cost_model import CostCurve
+from tiny_models import make_engine, tiny_decoder
 
 
 def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
@@ -307,8 +308,16 @@ def test_the_window_is_off_without_costs_and_changes_between_steps_only() -> Non
 def test_windows_of_more_rows_than_a_forward_pass_are_refused(
     window: int, ngram: int | None, rows: int
 ) -> None:
-    with pytest.raises(OptionError, match=rf"window \* \(ngram - 1\) of at most 128, found {rows}"):
-        Lookahead(window=window, ngram=ngram)
+    drafter = Lookahead(window=window, ngram=ngram)
+    expected = (
+        rf"^lookahead: window \* \(ngram - 1\): expected at most 128, the limit max_tree, found {rows}; "
+        rf"set max_tree to {rows}$"
+    )
+    with pytest.raises(OptionError, match=expected):
+        drafter.bind(make_engine(tiny_decoder()).target)
+    drafter.bind(make_engine(tiny_decoder(), max_tree=rows).target)
+    with pytest.raises(OptionError, match=r"window \* \(ngram - 1\) of at most 1024, found 1025"):
+        Lookahead(window=205, ngram=6)
 
 
 @pytest.mark.parametrize(("window", "ngram"), [(32, 5), (42, None), (64, 3)])

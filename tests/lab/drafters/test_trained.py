@@ -111,7 +111,7 @@ def test_samples_of_one_prompt(kind: str, windows: tuple[int | None, ...]) -> No
             {"tree": [[0, 1]]},
             r"drafter\.json: medusa: tree: expected each path once .* found \(0, 1\) without",
         ),
-        ("medusa", {"tree": []}, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks"),
+        ("medusa", {"tree": []}, r"drafter\.json: medusa: tree: expected 1\.\.1023 paths of ranks"),
         (
             "medusa",
             {"num_heads": 4},

@@ -3,7 +3,9 @@
 The planner (:mod:`pronk.drafting.planner`) calls the drafters one after the other. A drafter is
 called only if the tokens that it is expected to add to those of the drafters before it save more
 time than it takes. The proposal is the union of their trees. Drafters given as ``parts`` are added,
-and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them.
+and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them. Where further rows
+of a forward pass are free, drafters that need many rows are asked, too
+(:mod:`pronk.drafting.combined._wide`).
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from pronk.base.checks import check_flag, check_integer
-from pronk.base.errors import CheckpointError, PronkError
+from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.cache import find_cached
+from pronk.drafting.combined._wide import WideSiblings, free_rows, is_wide
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.prediction import Prediction
 from pronk.drafting.from_text.suffix import Suffix
@@ -38,6 +41,7 @@ from pronk.drafting.target import Target
 from pronk.drafting.tree_union import TreeUnion
 from pronk.models.resolve import all_pairs, find_pairs
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 # Drafters whose trained heads may come with a target model, in order of preference.
 _HEADS = ("eagle3", "mtp", "gemma4_assistant", "multi_token")
@@ -53,10 +57,12 @@ class Auto(Composite):
             the same kind.
         bundled: whether to use the draft model ``pronk-tiny-draft`` of a clone of the repository,
             if it has the target's vocabulary and no other draft model or head is found.
-        num_nodes: maximum number of draft tokens per step, 1..127.
+        num_nodes: maximum number of draft tokens per step, 1..1023. Draft tokens whose rows are
+            free do not count.
     """
 
     name = "auto"
+    row_options = ("num_nodes",)
 
     parts: tuple[Drafter, ...] = ()
     bundled: bool = True
@@ -68,7 +74,7 @@ class Auto(Composite):
         else:
             super().__post_init__()
         check_flag(f"{self.name}: bundled", self.bundled)
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
 
     def bind(self, target: Target) -> AutoProposer:
         given = self.bind_parts(target)
@@ -80,7 +86,8 @@ class Auto(Composite):
             *(each for each in given if not each.models),
         ]
         with_model = [each for each in given if each.models] or self._find(target)
-        return AutoProposer(self, [*without_model, *with_model], target)
+        wide = [] if "lookahead" in names else _bind_installed("lookahead", target)
+        return AutoProposer(self, [*without_model, *with_model], target, wide)
 
     def _find(self, target: Target) -> list[Proposer[Any]]:
         """Return the first drafter with a model that works with the target without any option.
@@ -105,7 +112,7 @@ class Auto(Composite):
             # little memory, or a missing package. Any other error is a fault, and is not hidden as
             # bind_proposer() would do.
             try:
-                proposer = make_drafter(drafter).bind(target)
+                proposer = _with_wide_siblings(make_drafter(drafter), target)
                 check_needs(proposer.name, proposer.capabilities, target)
             except CheckpointError as error:
                 if drafter in heads:
@@ -115,6 +122,25 @@ class Auto(Composite):
             else:
                 return [proposer]
         return []
+
+
+def _bind_installed(name: str, target: Target) -> list[Proposer[Any]]:
+    """Return the proposer of a drafter; empty if it is not installed or does not fit the target."""
+    with suppress(PronkError):
+        proposer = make_drafter(name).bind(target)
+        check_needs(proposer.name, proposer.capabilities, target)
+        return [proposer]
+    return []
+
+
+def _with_wide_siblings(drafter: Drafter, target: Target) -> Proposer[Any]:
+    """Bind a drafter, with the siblings of ``cape`` in wide steps if it drafts chains."""
+    with suppress(OptionError):  # cape is not installed, or the drafter proposes trees
+        cape = make_drafter("cape")
+        assert isinstance(cape, Composite)
+        cape = replace(cape, parts=(drafter,))
+        return WideSiblings(cape.bind(target))
+    return drafter.bind(target)
 
 
 def find_heads(folder: Path | None, config: ModelConfig) -> dict[Drafter, Path]:
@@ -148,8 +174,16 @@ class AutoProposer(Proposer[States]):
 
     name = Auto.name
 
-    def __init__(self, options: Auto, parts: Sequence[Proposer[Any]], target: Target) -> None:
-        self.set_parts([part for part in parts if part.capabilities.proposes])
+    def __init__(
+        self,
+        options: Auto,
+        parts: Sequence[Proposer[Any]],
+        target: Target,
+        wide: Sequence[Proposer[Any]] = (),
+    ) -> None:
+        """Combine proposers, of which those of ``wide`` are asked in wide steps only."""
+        self._num_always = sum(part.capabilities.proposes for part in parts)
+        self.set_parts([part for part in (*parts, *wide) if part.capabilities.proposes])
         self.options = options
         self.clock = target.clock
         wrapped = [part.capabilities for part in self.parts]
@@ -160,13 +194,17 @@ class AutoProposer(Proposer[States]):
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
         unions = [TreeUnion(context.ledger.costs) for context in contexts]
         for number, part in enumerate(self.parts):
-            own_contexts = [
-                context.with_state(context.state[number], draws=False) for context in contexts
+            asked = [
+                (context.with_state(context.state[number], draws=False), union)
+                for context, union in zip(contexts, unions, strict=True)
+                if number < self._num_always or is_wide(context)
             ]
-            propose_planned(part, own_contexts, unions, self.clock)
+            own_contexts = [context for context, _ in asked]
+            propose_planned(part, own_contexts, [union for _, union in asked], self.clock)
         trees = []
         for context, union in zip(contexts, unions, strict=True):
-            max_nodes = min(self.options.num_nodes, context.max_nodes)
+            num_free = free_rows(context.ledger.costs) - 1
+            max_nodes = min(max(self.options.num_nodes, num_free), context.max_nodes)
             trees.append(union.tree(context.tokens[-1], max_nodes))
         return trees
 

@@ -21,6 +21,7 @@ from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Trie
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 
 def _default_parts() -> tuple[Drafter, ...]:
@@ -39,17 +40,18 @@ class Merged(Composite):
     Attributes:
         parts: drafters to combine. If two of them propose a node with equal gains, the acceptance
             statistics count the node for the first one.
-        num_nodes: maximum number of draft tokens per step, 1..127.
+        num_nodes: maximum number of draft tokens per step, 1..1023.
     """
 
     name = "merged"
+    row_options = ("num_nodes",)
 
     parts: tuple[Drafter, ...] = field(default_factory=_default_parts)
     num_nodes: int = 15
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
 
     def bind(self, target: Target) -> MergedProposer:
         return MergedProposer(self.bind_parts(target), self.num_nodes)

@@ -4,6 +4,11 @@ A table keeps the ``top_k`` likeliest successors of each token, by the target's 
 that token, at all nodes of earlier trees, rejected nodes included. The next tree grows from the
 table, largest gain first. A node's gain is the product of the measured acceptance rates of the
 ranks on its path; the likeliest successor has rank 0.
+
+At temperatures above 0 the target's token is the argmax of its logits divided by the temperature
+plus noise that is known before (:mod:`pronk.sampling.noise`). The table therefore keeps the
+successors' logits, too, and ranks by this sum: rank 0 is the token that the earlier logits would
+give at this position.
 """
 
 from __future__ import annotations
@@ -23,10 +28,11 @@ from pronk.base.files.atomic import replace_file
 from pronk.base.files.regular import check_regular
 from pronk.base.keywords import known_keywords
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
-from pronk.drafting.shared.likeliest import top_tokens
+from pronk.drafting.shared.likeliest import top_logits
 from pronk.drafting.target import Target
 from pronk.drafting.trie import Frontier, Trie
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 _FORMAT = "pronk-successors/1"
 
@@ -45,20 +51,44 @@ class Successors:
     # Maps a token id to its successors' ids, likeliest first. Rows are in order of their last
     # update, the oldest first.
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # Logits of the successors in ``rows``, for rows that have them.
+    logits: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     def get(self, token: int) -> tuple[int, ...]:
         """Return the successors of ``token``, likeliest first; empty for a token without a row."""
         return self.rows.get(token, ())
 
-    def put(self, token: int, successors: Sequence[int]) -> None:
+    def put(
+        self, token: int, successors: Sequence[int], logits: Sequence[float] | None = None
+    ) -> None:
         """Replace the row of ``token`` by the first ``top_k`` of ``successors``.
 
-        A full table drops the row that was updated longest ago.
+        ``logits`` are those of the successors; ``None`` if they are not known. A full table drops
+        the row that was updated longest ago.
         """
         self.rows.pop(token, None)
+        self.logits.pop(token, None)
         self.rows[token] = tuple(successors[: self.top_k])
+        if logits is not None:
+            self.logits[token] = tuple(logits[: self.top_k])
         if len(self.rows) > self.max_tokens:
-            del self.rows[next(iter(self.rows))]
+            oldest = next(iter(self.rows))
+            del self.rows[oldest]
+            self.logits.pop(oldest, None)
+
+    def put_first(self, token: int, successor: int) -> None:
+        """Make ``successor`` the likeliest one of ``token``; the others keep their order.
+
+        Its logit becomes that of the likeliest one so far.
+        """
+        old = self.rows.get(token, ())
+        logits = self.logits.get(token)
+        others = [number for number, other in enumerate(old) if other != successor]
+        self.put(
+            token,
+            (successor, *[old[number] for number in others]),
+            None if logits is None else (logits[0], *[logits[number] for number in others]),
+        )
 
 
 @dataclass
@@ -76,8 +106,7 @@ class RecyclingState:
         Tokens from ``num_committed`` on are draft tokens, which do not count.
         """
         for token, successor in pairwise(text[max(0, self.num_read - 1) : num_committed]):
-            others = (other for other in self.successors.get(token) if other != successor)
-            self.successors.put(token, (successor, *others))
+            self.successors.put_first(token, successor)
         self.num_read = num_committed
 
 
@@ -87,7 +116,7 @@ class Recycling(Drafter):
     """Options of token recycling.
 
     Attributes:
-        num_nodes: maximum number of draft tokens per step, 1..127.
+        num_nodes: maximum number of draft tokens per step, 1..1023.
         top_k: maximum number of successors per token, 1..32.
         max_tokens: maximum number of rows of a table, 16..1048576; the row updated longest ago is
             evicted first.
@@ -97,6 +126,7 @@ class Recycling(Drafter):
     """
 
     name = "recycling"
+    row_options = ("num_nodes",)
 
     num_nodes: int = 15
     top_k: int = 4
@@ -106,7 +136,7 @@ class Recycling(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: top_k", self.top_k, 1, 32)
         check_integer(f"{self.name}: max_tokens", self.max_tokens, 16, 1048576)
         check_flag(f"{self.name}: shared", self.shared)
@@ -151,7 +181,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
     def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - contexts hold the text
         table = self._table
         return RecyclingState(
-            table if self.options.shared else replace(table, rows=dict(table.rows))
+            table
+            if self.options.shared
+            else replace(table, rows=dict(table.rows), logits=dict(table.logits))
         )
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
@@ -167,10 +199,9 @@ class RecyclingProposer(Proposer[RecyclingState]):
         if state.num_read == outcome.position + 1:
             state.num_read += len(outcome.committed)
         successors = state.successors
-        for token, likeliest in zip(
-            outcome.tree.tokens, top_tokens(outcome, self.options.top_k), strict=True
-        ):
-            successors.put(token, likeliest)
+        likeliest, logits = top_logits(outcome, self.options.top_k)
+        for token, ids, values in zip(outcome.tree.tokens, likeliest, logits, strict=True):
+            successors.put(token, ids, values)
 
     def _build_tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
         if not (self.options.shared and context.params.rejects):
@@ -183,24 +214,45 @@ class RecyclingProposer(Proposer[RecyclingState]):
         # take running minima.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
+        ranked = list[Sequence[int]]()  # for each node of the trie, its successors by rank
         candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the candidate)
 
         def push_candidate(parent: int, rank: int) -> None:
-            if trie.depths[parent] < context.max_depth and rank < len(
-                successors.get(trie.tokens[parent])
-            ):
+            if trie.depths[parent] < context.max_depth and rank < len(ranked[parent]):
                 candidates.push(trie.gains[parent] * rates[rank], (parent, rank))
 
+        ranked.append(_rank(context, successors, trie.tokens[0], 0))
         push_candidate(0, 0)
         while candidates and len(trie) <= max_nodes:
             gain, (parent, rank) = candidates.pop()
             if not context.plan.wants(gain, len(trie) - 1):
                 break
-            token = successors.get(trie.tokens[parent])[rank]
-            node = trie.add(parent, token, gain, (self.name, rank))
+            node = trie.add(parent, ranked[parent][rank], gain, (self.name, rank))
+            ranked.append(_rank(context, successors, trie.tokens[node], trie.depths[node]))
             push_candidate(node, 0)
             push_candidate(parent, rank + 1)
         return trie.tree(max_nodes)
+
+
+def _rank(
+    context: DraftContext[RecyclingState], successors: Successors, token: int, depth: int
+) -> Sequence[int]:
+    """Return the successors of a token at a depth of the tree, the likeliest first.
+
+    At temperatures above 0 the target's token is the argmax of its logits divided by the
+    temperature plus noise, which depends on the seed, the position and the token alone. Successors
+    with logits are ranked by this sum, with the logits of the pass that gave them.
+    """
+    ids = successors.get(token)
+    logits = successors.logits.get(token)
+    sampler = context.sampler.library_sampler
+    if logits is None or len(ids) < 2 or sampler is None or not sampler.options.temperature:
+        return ids
+    scores = sampler.draft_scores(logits, len(context.tokens) + depth, ids)
+    if scores is None:
+        return ids
+    order = sorted(range(len(ids)), key=lambda rank: -scores[rank])
+    return [ids[rank] for rank in order]
 
 
 def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:

@@ -63,6 +63,7 @@ from pronk.models.loader import describe_architecture, read_config
 from pronk.models.options import WEIGHTS
 from pronk.models.resolve import resolve_model
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 _FOLDER = "eagle3"  # folder of the default head in the target's folder
 _MAX_VOCAB = 1 << 20  # no model has more tokens
@@ -80,7 +81,7 @@ class Eagle3(Drafter):
             DeepSpec. ``None`` is the folder ``eagle3`` in the target's folder, or the head that
             comes with pronk for this architecture.
         num_tokens: maximum number of draft tokens of a path, 1..64.
-        num_nodes: maximum number of draft tokens of a tree, 1..127; ``None`` proposes chains.
+        num_nodes: maximum number of draft tokens of a tree, 1..1023; ``None`` proposes chains.
         beam: number of nodes of each depth that get children, and of children of a node, 1..16; for
             trees only.
         weights: how the weights are stored: ``"plain"``, ``"int8"`` or ``"int4"``, as for
@@ -96,6 +97,7 @@ class Eagle3(Drafter):
     """
 
     name = "eagle3"
+    row_options = ("num_nodes",)
 
     model: str | None = None
     num_tokens: int = 6
@@ -112,7 +114,7 @@ class Eagle3(Drafter):
         check_path(f"{self.name}: model", self.model)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
         if self.num_nodes is not None:
-            check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+            check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: beam", self.beam, 1, 16)
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
         check_integer(f"{self.name}: draft_vocab", self.draft_vocab, 1, _MAX_VOCAB)
@@ -206,6 +208,7 @@ class Mtp(Eagle3):
     """
 
     name = "mtp"
+    row_options = ("num_nodes",)
 
     num_tokens: int = 3
 

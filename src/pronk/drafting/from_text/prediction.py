@@ -21,6 +21,7 @@ from pronk.drafting.shared.alignment import Alignment, Place
 from pronk.drafting.trie import Trie
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 # Acceptance rates are measured by *kind* of draft token, the class of the match before it, in which
 # earlier draft tokens of the chain count: 0, 1, 2 or 3, 4 to 7, 8 or more tokens. These are the
@@ -44,10 +45,11 @@ class Prediction(Proposer[PredictionState]):
     """Options of the drafter of predicted outputs.
 
     Attributes:
-        num_tokens: maximum number of draft tokens per step, 1..127.
+        num_tokens: maximum number of draft tokens per step, 1..1023.
     """
 
     name = "prediction"
+    row_options = ("num_tokens",)
     # The tokens of steps without a proposal are in the next context.
     capabilities = Capabilities(observes_all_steps=False)
 
@@ -55,7 +57,7 @@ class Prediction(Proposer[PredictionState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 127)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, MAX_TREE - 1)
 
     def drafts_for(self, params: SamplingParams) -> bool:
         return bool(params.prediction)

@@ -18,6 +18,7 @@ from pronk.base.keywords import known_keywords
 from pronk.drafting.proposer import DraftContext, Outcome, Proposer
 from pronk.drafting.trie import Trie
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 # Maximum number of matches examined per step; a repeated phrase can have thousands, most with equal
 # continuations.
@@ -80,11 +81,12 @@ class PromptLookup(Proposer[TextIndex]):
     Attributes:
         max_ngram: maximum match length in tokens, 1..16.
         min_ngram: minimum match length in tokens, 1..max_ngram.
-        num_tokens: maximum number of draft tokens per step, 1..127.
+        num_tokens: maximum number of draft tokens per step, 1..1023.
         num_chains: maximum number of different continuations in a tree, 1..16.
     """
 
     name = "prompt_lookup"
+    row_options = ("num_tokens",)
 
     max_ngram: int = 4
     min_ngram: int = 2
@@ -95,7 +97,7 @@ class PromptLookup(Proposer[TextIndex]):
         super().__post_init__()
         check_integer(f"{self.name}: max_ngram", self.max_ngram, 1, 16)
         check_integer(f"{self.name}: min_ngram", self.min_ngram, 1, 16)
-        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 127)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: num_chains", self.num_chains, 1, 16)
         if self.min_ngram > self.max_ngram:
             msg = (

@@ -32,6 +32,7 @@ from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Outcome
 from pronk.drafting.target import Target
 from pronk.kernels.suffixes import TreeLimits
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.tree_size import MAX_TREE
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Suffix(Drafter):
     """Options of suffix decoding.
 
     Attributes:
-        num_nodes: maximum number of draft tokens per step, 1..128.
+        num_nodes: maximum number of draft tokens per step, 1..1023.
         max_match: maximum match length in tokens, 2..64.
         min_match: minimum match length in tokens, 1..max_match.
         depth_factor: maximum depth of a draft token per token of the match, 0.25..64; depth 1 is
@@ -66,6 +67,7 @@ class Suffix(Drafter):
     """
 
     name = "suffix"
+    row_options = ("num_nodes",)
 
     num_nodes: int = 15
     max_match: int = 16
@@ -76,7 +78,7 @@ class Suffix(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: max_match", self.max_match, 2, 64)
         check_integer(f"{self.name}: min_match", self.min_match, 1, 64)
         check_number(f"{self.name}: depth_factor", self.depth_factor, 0.25, 64)

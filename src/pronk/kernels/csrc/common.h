@@ -189,6 +189,12 @@ constexpr SuperFormat super_format(int type) {
 #define PRONK_IQ4_VALUES 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241
 alignas(64) const uint8_t IQ4_VALUES[64] = {PRONK_IQ4_VALUES, PRONK_IQ4_VALUES, PRONK_IQ4_VALUES, PRONK_IQ4_VALUES};
 #undef PRONK_IQ4_VALUES
+// The numbers that the codes of an int4 cache stand for: those of GGUF's IQ4_NL, which are denser around 0, as the elements
+// of rotated keys and values are.
+#define PRONK_INT4_NUMBERS -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+alignas(16) const int8_t INT4_BYTES[16] = {PRONK_INT4_NUMBERS};
+alignas(64) const float INT4_NUMBERS[16] = {PRONK_INT4_NUMBERS};
+#undef PRONK_INT4_NUMBERS
 
 // Operands of a GEMM tile with quantized weights; quantized.inc has the formulas. A *unit* is the inputs that share one
 // scale of an input row: a group, or a super-block.
@@ -280,7 +286,9 @@ static inline const StoredType* stored_type(int32_t number) {
 }
 
 // Bytes of an element of a cache pool or of weights.
-static inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
+static inline int64_t type_size(int type) {
+  return type == PRONK_F32 ? 4 : type == PRONK_I8 || type == PRONK_I4 ? 1 : 2;
+}
 static inline bool is_quantized(const pronk_weights* w) {
   return w->type == PRONK_Q8 || w->type == PRONK_Q4 || w->type >= PRONK_Q5;
 }
@@ -325,9 +333,21 @@ static inline int64_t sums_per_unit(const pronk_weights* w) {
 static inline int64_t quant_row_bytes(const pronk_weights* w) {
   return w->K_pad + quant_units(w) * (4 + 4 * sums_per_unit(w));
 }
-// value_size: elements of a value in the cache. panel_size: elements of a panel of 16 keys. In an int8 cache every
-// value and every key has 4 more elements, which hold its float32 scale.
-static inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
+// Quantized keys and values: bytes of codes, which come first, then of scales, in a key or value of the cache. int8 has
+// one float32 scale. int4 has a bf16 scale for each group of KV_GROUP dimensions; the last group is padded.
+const int KV_GROUP = 32;
+static inline int64_t kv_groups(int64_t head_dim) { return (head_dim + KV_GROUP - 1) / KV_GROUP; }
+static inline int64_t code_bytes(int type, int64_t head_dim) {
+  return type == PRONK_I4 ? kv_groups(head_dim) * KV_GROUP / 2 : head_dim;
+}
+static inline int64_t kv_scales(int type, int64_t head_dim) { return type == PRONK_I4 ? kv_groups(head_dim) : 1; }
+static inline int64_t kv_scale_bytes(int type) { return type == PRONK_I4 ? 2 : 4; }
+static inline bool is_quantized_kv(int type) { return type == PRONK_I8 || type == PRONK_I4; }
+// value_size: elements of a value in the cache. panel_size: elements of a panel of 16 keys.
+static inline int64_t value_size(int type, int64_t head_dim) {
+  if (!is_quantized_kv(type)) return head_dim;
+  return code_bytes(type, head_dim) + kv_scales(type, head_dim) * kv_scale_bytes(type);
+}
 static inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_BF16 ? (head_dim + 1) / 2 * 32 : value_size(type, head_dim) * 16;
 }

@@ -345,8 +345,8 @@ int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass,
                  MAX_TILE_M * input +               // tile_rows
                  input_bytes / 4 +                  // input
                  chunk_rows(pass) * blocks * 16;    // chunk
-  int64_t attention = MAX_QUERIES * (dims + 2 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK) +
-                      2 * 16 * dims;                // queries, rows
+  int64_t attention = MAX_QUERIES * (dims + 3 * KV_BLOCK + round_up(nodes + KV_BLOCK, KV_BLOCK) + KV_BLOCK) +
+                      3 * 16 * dims;                // queries, rows, biased_queries
   int64_t largest = gemm > attention ? gemm : attention;
   for (int64_t i = 0; i < count; i++) {
     int64_t recurrent = recurrent_scratch(ops + i, levels);

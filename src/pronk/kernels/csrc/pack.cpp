@@ -605,9 +605,14 @@ static void move_key(char* panel, int type, int64_t width, int64_t lane, char* c
     writing ? memcpy(at, copy, (size_t)bytes) : memcpy(copy, at, (size_t)bytes);
     copy += bytes;
   };
+  if (is_quantized_kv(type)) {
+    int64_t codes = code_bytes(type, width), bytes = kv_scale_bytes(type);
+    for (int64_t k = 0; k < codes; k++) copy_bytes(panel + k * 16 + lane, 1);
+    for (int64_t k = 0; k < kv_scales(type, width); k++) copy_bytes(panel + codes * 16 + (k * 16 + lane) * bytes, bytes);
+    return;
+  }
   int64_t dims = type == PRONK_BF16 ? 2 : 1, bytes = dims * type_size(type);  // dimensions side by side; bytes
   for (int64_t k = 0; k < width; k += dims) copy_bytes(panel + (k / dims * 16 + lane) * bytes, bytes);
-  if (type == PRONK_I8) copy_bytes(panel + width * 16 + lane * 4, 4);
 }
 
 int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes, int64_t count,

@@ -11,12 +11,13 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 25
+#define PRONK_VERSION 27
 
-// Types of numbers, of weights, and of the KV cache (f32, bf16, i8).
+// Types of numbers, of weights, and of the KV cache (f32, bf16, i8, i4).
 enum pronk_type {
   PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5,
-  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10, PRONK_K2 = 11, PRONK_K3 = 12, PRONK_IQ4 = 13
+  PRONK_Q5 = 6, PRONK_K4 = 7, PRONK_K5 = 8, PRONK_K6 = 9, PRONK_K8 = 10, PRONK_K2 = 11, PRONK_K3 = 12, PRONK_IQ4 = 13,
+  PRONK_I4 = 14
 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
@@ -160,14 +161,17 @@ typedef struct {
   const pronk_weights* w;
   int32_t heads, kv_heads, head_dim;
   int32_t first_head;     // PRONK_QKV: number of the first head in w, counting query heads, then key, then value heads
-  int32_t rope;           // RoPE table. 0: none; n > 0: pass.rope[n - 1]
+  int32_t rope;           // RoPE table. 0: none; n > 0: pass.rope[n - 1]. PRONK_ATTEND: that of `key_bias`
   int32_t window;         // sliding window in tokens; 0: none
   int32_t cache;          // PRONK_ATTEND: cache of `keys` and `values`. 0: that of pass.segment, which this pass writes;
                           // n > 0: that of pass.others[n - 1], which another model has written
   int32_t block_size;     // slots of a cache block, a multiple of 16
-  int32_t kv_type;        // f32, bf16 or i8
+  int32_t kv_type;        // f32, bf16, i8 or i4
   int64_t slots;          // number of slots of a pool
   const float *q_norm, *k_norm, *v_norm;  // [head_dim], or null without a norm; without w: of all heads, v_norm null
+  const float* key_bias;  // PRONK_QKV and PRONK_ATTEND with an int4 cache: null, or [kv_heads, head_dim], a bias that keys
+                          // in the cache lack. It is 0 but in the elements i and i + rope_dim / 2 of `bias_pairs`
+  const int32_t* bias_pairs; // [num_bias_pairs] numbers i
   void *keys, *values;    // cache pools of one layer; store_key and store_value (ops.inc) have the layout
   const void *table, *positions;
   int32_t table_type;     // pronk_type of `table` and `positions`; with w: that of w, whose format `table` has
@@ -178,6 +182,7 @@ typedef struct {
   float query_growth;     // PRONK_QKV: queries times 1 + query_growth * log(1 + floor(position / query_period));
   int32_t query_period;   // query_growth 0: none
   int32_t rope_dim;       // number of dimensions of a head that RoPE rotates, the first ones
+  int32_t num_bias_pairs;
   const float* sinks;     // PRONK_ATTEND: null, or [heads]: score of each head's sink, a key without a value
   int32_t mixing;         // PRONK_LINEAR: pronk_mixing
   int32_t experts, per_row;  // PRONK_ROUTE, and PRONK_LINEAR with experts
@@ -355,6 +360,11 @@ PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logi
 // scores, those of the first tokens are kept. Returns the number of tokens; -2 if memory is exhausted.
 PRONK_API int64_t pronk_truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, float log_min_p,
                                  int64_t* ids, int32_t isa);
+// Write the tokens of the `count` largest logits of each row to `ids` [rows, count], the largest first, and of equal logits
+// the first token first. NaN counts as minus infinity. `logits` is [rows, vocab], and `largest` [rows, count] receives the
+// logits of these tokens.
+PRONK_API void pronk_likeliest(const float* logits, int64_t rows, int64_t vocab, int64_t count, int32_t* ids,
+                               float* largest);
 // Sample a draft token for a position: the argmax of `scores` [vocab], which are the logits by the request's options plus
 // noise. The noise has less precision than in pronk_sample. `ids` [vocab] has the token of each logit; null: 0, 1, ….
 // `confidence` receives the token's softmax probability over `scores`. A logit of -infinity bans its token. Returns -1 if

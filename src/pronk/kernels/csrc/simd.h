@@ -50,6 +50,18 @@ static inline vf vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_lo
 static inline vf vload_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+// The numbers of 16 codes of an int4 cache: of the low nibbles of 16 bytes, or of the high ones.
+static inline vf vload_i4(const uint8_t* p, bool high) {
+  vi bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(bytes, 4) : bytes, vload(INT4_NUMBERS));  // 4 bits of an index
+}
+// Lane i is lane i ^ distance of x.
+template <int distance>
+static inline vf vswap(vf x) {
+  if constexpr (distance == 1) return _mm512_permute_ps(x, 0xb1);
+  else if constexpr (distance == 2) return _mm512_permute_ps(x, 0x4e);
+  else return _mm512_shuffle_f32x4(x, x, distance == 4 ? 0xb1 : 0x4e);
+}
 static inline void vstore_i8(int8_t* p, vf x) {  // x holds integers in -128 .. 127
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
@@ -115,6 +127,21 @@ static inline __m256 i8_8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 static inline vf vload_i8(const int8_t* p) { return {i8_8(p), i8_8(p + 8)}; }
+static inline vf vload_i4(const uint8_t* p, bool high) {
+  __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  __m128i codes = _mm_and_si128(high ? _mm_srli_epi16(bytes, 4) : bytes, _mm_set1_epi8(15));
+  __m128i numbers = _mm_shuffle_epi8(_mm_load_si128((const __m128i*)INT4_BYTES), codes);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8)))};
+}
+template <int distance>
+static inline vf vswap(vf x) {
+  if constexpr (distance == 1) return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)};
+  else if constexpr (distance == 2) return {_mm256_permute_ps(x.a, 0x4e), _mm256_permute_ps(x.b, 0x4e)};
+  else if constexpr (distance == 4)
+    return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+  else return {x.b, x.a};
+}
 static inline void vstore_i8(int8_t* p, vf x) {
   __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
   __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
@@ -182,6 +209,13 @@ static inline vf vodd(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bf16_to_flo
 static inline vf vload_bf16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bf16_to_float(p[i]); return r; }
 static inline vf vload_f16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = half_to_float(p[i]); return r; }
 static inline vf vload_i8(const int8_t* p) { vf r; PRONK_EACH r.x[i] = p[i]; return r; }
+static inline vf vload_i4(const uint8_t* p, bool high) {
+  vf r;
+  PRONK_EACH r.x[i] = INT4_NUMBERS[high ? p[i] >> 4 : p[i] & 15];
+  return r;
+}
+template <int distance>
+static inline vf vswap(vf a) { vf r; PRONK_EACH r.x[i] = a.x[i ^ distance]; return r; }
 static inline void vstore_i8(int8_t* p, vf a) { PRONK_EACH p[i] = (int8_t)a.x[i]; }
 static inline void vstore_bf16(uint16_t* p, vf a) { PRONK_EACH p[i] = float_to_bf16(a.x[i]); }
 static inline vf vround(vf a) { PRONK_EACH a.x[i] = __builtin_rintf(a.x[i]); return a; }

@@ -260,6 +260,30 @@ int64_t pronk_truncate(const float* scores, int64_t vocab, int64_t top_k, double
   return count;
 }
 
+void pronk_likeliest(const float* logits, int64_t rows, int64_t vocab, int64_t count, int32_t* ids, float* largest) {
+  for (int64_t row = 0; row < rows; row++) {
+    const float* x = logits + row * vocab;
+    int32_t* token = ids + row * count;
+    float* best = largest + row * count;
+    int64_t found = 0;
+    for (int64_t from = 0; from < vocab; from += BLOCK) {
+      int64_t length = std::min(BLOCK, vocab - from);
+      if (found == count && !reaches(x + from, length, best[count - 1])) continue;
+      for (int64_t i = from; i < from + length; i++) {
+        float value = x[i] == x[i] ? x[i] : -__builtin_inff();
+        if (found == count && !(value > best[count - 1])) continue;
+        int64_t place = found < count ? found++ : count - 1;
+        for (; place > 0 && value > best[place - 1]; place--) {
+          best[place] = best[place - 1];
+          token[place] = token[place - 1];
+        }
+        best[place] = value;
+        token[place] = (int32_t)i;
+      }
+    }
+  }
+}
+
 int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                      const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa) {
   IeeeMode mode;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pronk.base.arrays import KV_DTYPES
 from pronk.lab.bench.document import ALL, SOUND, Document, Figures, ModelResult
 
 _MISSING = "–"
@@ -173,8 +174,8 @@ def describe(model: ModelResult, document: Document) -> str:
     storage = []
     if model.weights not in ("", model.dtype) and model.weight_bits is not None:
         storage.append(f"{model.weights}: {model.weight_bits:.2f} bits a weight")
-    if model.kv_dtype == "int8":
-        storage.append("cache int8")
+    if model.kv_dtype in KV_DTYPES:
+        storage.append(f"cache {model.kv_dtype}")
     if storage:
         parts.append(f"{', '.join(storage)}, {model.pass_bytes / 1e6:,.1f} MB a forward pass")
     threads = document.hardware.get("threads")

@@ -19,12 +19,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pronk import Drafter, DraftModel, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_choice, check_integer
 from pronk.drafting import (
+    MAX_TREE,
     Chain,
     ChainCosts,
     Composite,
@@ -58,11 +60,12 @@ class Cape(Composite):
         parts: the inner drafter, to whose chains siblings are added; ``draft_model`` by default.
         sizes: table that gives K: ``"paper"`` is the table of section 4.2, ``"fine"`` the table of
             appendix A. A number in 1..16 is K at every confidence.
-        max_nodes: maximum number of draft tokens of a tree, 1..127; siblings of the chain's last
+        max_nodes: maximum number of draft tokens of a tree, 1..1023; siblings of the chain's last
             tokens are left out first.
     """
 
     name = "cape"
+    row_options = ("max_nodes",)
 
     parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(),))
     sizes: str | int = "paper"
@@ -75,7 +78,7 @@ class Cape(Composite):
             check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIBLING_COUNTS))
         else:
             check_integer(f"{self.name}: sizes", self.sizes, 1, 16)
-        check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
+        check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, MAX_TREE - 1)
 
     def as_chains(self) -> Drafter:
         return self.parts[0]  # without siblings, because a chain with siblings is a tree
@@ -96,7 +99,7 @@ class CapeProposer(Proposer[States]):
         self.capabilities = inner.capabilities
         self._inner_chains = chains_of(inner)
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Drafter name in ``TokenTree.origin`` for the siblings, such as ``cape(draft_model)``."""
         return f"{self.name}({self.inner.label})"

@@ -17,6 +17,7 @@ from pronk import Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer
 from pronk.drafting import (
+    MAX_TREE,
     Capabilities,
     DraftContext,
     Outcome,
@@ -58,17 +59,18 @@ class Jacobi(Proposer[JacobiState]):
     """Options and proposer of Jacobi decoding, which drafts the rest of a block of positions.
 
     Attributes:
-        num_tokens: number of positions in a block, 1..128.
+        num_tokens: number of positions in a block, 1..1023.
     """
 
     name = "jacobi"
+    row_options = ("num_tokens",)
     capabilities = Capabilities(logits=True)
 
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, MAX_TREE - 1)
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
         return JacobiState(tuple(prompt))
@@ -100,17 +102,18 @@ class GaussSeidel(Proposer[JacobiState]):
     """Options and proposer of Gauss-Seidel decoding, which drafts chains of one length.
 
     Attributes:
-        num_tokens: number of draft tokens per forward pass, 1..128.
+        num_tokens: number of draft tokens per forward pass, 1..1023.
     """
 
     name = "gauss_seidel"
+    row_options = ("num_tokens",)
     capabilities = Capabilities(logits=True)
 
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, MAX_TREE - 1)
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
         return JacobiState(tuple(prompt))

@@ -22,6 +22,7 @@ from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_choice, check_flag, check_integer
 from pronk.drafting import (
+    MAX_TREE,
     Capabilities,
     CostCurve,
     DraftContext,
@@ -31,7 +32,6 @@ from pronk.drafting import (
     Trie,
     top_tokens,
 )
-from pronk.lab.drafters.rank_tree import MAX_TREE_NODES
 from pronk.lab.drafters.window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 
 _DEFAULT_NGRAM = 4  # N if the option ``ngram`` is ``None`` and the option ``window`` is a number
@@ -75,13 +75,13 @@ class Lookahead(Drafter):
     """Options of lookahead decoding, which drafts n-grams from the text and the target's outputs.
 
     Attributes:
-        window: W, number of columns of the window, 1..64 (the root is the first column of row 0);
+        window: W, number of columns of the window, 1..1024 (the root is the first column of row 0);
             or ``"auto"``, which selects W, N and G by measured costs and by the tokens that the
             window adds.
         ngram: N, number of tokens of an n-gram, 2..16; 4 if ``None``. Not with ``"auto"``. The
-            window takes W · (N - 1) of the at most 128 rows of a request in a forward pass. At 128
-            no row is left to verify candidates.
-        guesses: G, maximum number of candidates per forward pass, 0..64; W if ``None``. Not with
+            window takes W · (N - 1) of the rows that a request may have in a forward pass, 128 or
+            the option ``max_tree`` of the model. If it takes all, none is left for candidates.
+        guesses: G, maximum number of candidates per forward pass, 0..1024; W if ``None``. Not with
             ``"auto"``.
         use_prompt: whether n-grams of the request's text (prompt and output) are added to the pool.
         shared: whether all requests share one pool.
@@ -110,18 +110,18 @@ class Lookahead(Drafter):
             check_integer(f"{self.name}: ngram", self.ngram, 2, 16)
             self._check_not_auto("ngram", self.ngram)
         if self.guesses is not None:
-            check_integer(f"{self.name}: guesses", self.guesses, 0, 64)
+            check_integer(f"{self.name}: guesses", self.guesses, 0, MAX_TREE)
             self._check_not_auto("guesses", self.guesses)
         if isinstance(self.window, str) and self.window != "auto":
-            expected = 'expected "auto" or an integer in 1..64'
+            expected = f'expected "auto" or an integer in 1..{MAX_TREE}'
             msg = f"{self.name}: window: {expected}, found {self.window!r}"
             raise OptionError(msg)
         if self.window != "auto":
-            check_integer(f"{self.name}: window", self.window, 1, 64)
-            rows = self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)
-            if rows > MAX_TREE_NODES + 1:
-                expected = f"expected window * (ngram - 1) of at most {MAX_TREE_NODES + 1}"
-                msg = f"{self.name}: {expected}, found {rows}; use a smaller window or ngram"
+            check_integer(f"{self.name}: window", self.window, 1, MAX_TREE)
+            if self.num_window_rows > MAX_TREE:
+                expected = f"expected window * (ngram - 1) of at most {MAX_TREE}"
+                found = f"found {self.num_window_rows}; use a smaller window or ngram"
+                msg = f"{self.name}: {expected}, {found}"
                 raise OptionError(msg)
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)
@@ -134,7 +134,15 @@ class Lookahead(Drafter):
             msg = f"{self.name}: {expected}, found {value}; set window as well"
             raise OptionError(msg)
 
+    @property
+    def num_window_rows(self) -> int:
+        """Rows that a window of a given size takes in a forward pass; 0 with ``"auto"``."""
+        if isinstance(self.window, str):
+            return 0
+        return self.window * ((self.ngram or _DEFAULT_NGRAM) - 1)
+
     def bind(self, target: Target) -> LookaheadProposer:
+        target.check_rows(f"{self.name}: window * (ngram - 1)", self.num_window_rows)
         return LookaheadProposer(self, target)
 
     def for_adapter(self) -> Lookahead | None:

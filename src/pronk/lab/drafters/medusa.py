@@ -51,13 +51,14 @@ class Medusa(Drafter):
         model: folder written by ``pronk train medusa``, or a Hub id. ``None`` is
             ``models/pronk-tiny-medusa`` of a clone of the repository, which fits only pronk-tiny.
         tree: shape of the tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a
-            number of nodes, 1..127, for the best tree of that size by the accuracies measured in
+            number of nodes, 1..1023, for the best tree of that size by the accuracies measured in
             training. ``None`` is the tree chosen in training.
         num_tokens: number of heads used, which is the largest depth of the tree, 1..16; ``None`` is
             all heads.
     """
 
     name = "medusa"
+    row_options = ("tree",)
 
     model: str | None = None
     tree: int | tuple[Path, ...] | None = None

@@ -99,13 +99,14 @@ class MultiToken(Drafter):
             pronk-tiny.
         num_tokens: number of heads used, 1..63, which is the maximum number of draft tokens of a
             path; ``None`` is all heads.
-        tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..127, it
-            is the tree of that size that is likeliest by the heads' probabilities in the step. With
-            paths of ranks, as in ``((0,), (1,), (0, 0))``, it is the same tree in every step
+        tree: shape of the proposal. With ``None`` it is a chain. With a number of nodes, 1..1023,
+            it is the tree of that size that is likeliest by the heads' probabilities in the step.
+            With paths of ranks, as in ``((0,), (1,), (0, 0))``, it is the same tree in every step
             (:mod:`~pronk.lab.drafters.rank_tree`).
     """
 
     name = "multi_token"
+    row_options = ("tree",)
 
     model: str | None = None
     num_tokens: int | None = None

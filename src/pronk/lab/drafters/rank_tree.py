@@ -27,10 +27,10 @@ from typing import Any
 from pronk import OptionError, TokenTree
 from pronk.base.arrays import Array
 from pronk.base.checks import check_integer
-from pronk.drafting import DraftContext, DrafterRates, Frontier, Trie
+from pronk.drafting import MAX_TREE, DraftContext, DrafterRates, Frontier, Trie
 
-# Maximum number of draft tokens of a tree; 128 nodes with the root, as ``Engine.max_tree``.
-MAX_TREE_NODES = 127
+# Maximum number of draft tokens of a tree, which has a root besides them.
+MAX_TREE_NODES = MAX_TREE - 1
 MAX_RANKS = 64  # number of different ranks, 0..63, that the option ``tree`` may contain
 
 # Number of likeliest tokens per head among which the best tree of a given number of nodes is

@@ -16,7 +16,7 @@ from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer, check_path
 from pronk.checkpoint import TINY_MODEL, clone_model
-from pronk.drafting import Capabilities, DraftContext, Frontier, Outcome, Target, Trie
+from pronk.drafting import MAX_TREE, Capabilities, DraftContext, Frontier, Outcome, Target, Trie
 from pronk.lab.drafters.datastore.reader import Child, Datastore
 
 _ADVICE = (
@@ -52,13 +52,14 @@ class Retrieval(Drafter):
     Attributes:
         datastore: folder written by ``pronk datastore build``; ``None`` is the datastore of
             ``pronk-tiny`` in a clone of the repository.
-        num_nodes: maximum number of draft tokens per step, 1..128.
+        num_nodes: maximum number of draft tokens per step, 1..1023.
         max_match: maximum match length in tokens, 1..64.
         min_match: minimum match length in tokens, 1..max_match.
         max_depth: maximum number of draft tokens on a path of the tree, 1..64.
     """
 
     name = "retrieval"
+    row_options = ("num_nodes",)
 
     datastore: str | None = None
     num_nodes: int = 15
@@ -69,7 +70,7 @@ class Retrieval(Drafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(f"{self.name}: datastore", self.datastore)
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: max_match", self.max_match, 1, 64)
         check_integer(f"{self.name}: min_match", self.min_match, 1, 64)
         check_integer(f"{self.name}: max_depth", self.max_depth, 1, 64)

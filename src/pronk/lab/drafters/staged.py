@@ -26,6 +26,7 @@ from pronk.base import known_keywords
 from pronk.base.checks import check_integer
 from pronk.drafting import (
     DEFAULT_RATE,
+    MAX_TREE,
     ChainCosts,
     Composite,
     DraftContext,
@@ -180,7 +181,7 @@ class Staged(Composite):
     Attributes:
         parts: the draft model and the smaller drafter, by default ``prompt_lookup``. The draft
             model's options ``num_tokens`` and ``min_confidence`` are ignored.
-        num_nodes: maximum number of draft tokens of a tree, 1..127.
+        num_nodes: maximum number of draft tokens of a tree, 1..1023.
         breadth: maximum number of children of a node, 1..16.
         depth: largest depth of a node, 1..64.
         width: maximum number of rows per request in a forward pass of the draft model, 1..32: one
@@ -190,6 +191,7 @@ class Staged(Composite):
     """
 
     name = "staged"
+    row_options = ("num_nodes",)
 
     parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(), PromptLookup()))
     num_nodes: int = 16
@@ -207,7 +209,7 @@ class Staged(Composite):
                 f"staged(draft_model), found {found}"
             )
             raise OptionError(msg)
-        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, MAX_TREE - 1)
         check_integer(f"{self.name}: breadth", self.breadth, 1, 16)
         check_integer(f"{self.name}: depth", self.depth, 1, 64)
         check_integer(f"{self.name}: width", self.width, 1, 32)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pronk import Autoregressive
+from pronk.base.arrays import KV_DTYPES
 from pronk.lab.verification.equality import Candidate, Divergence
 from pronk.lab.verification.run import DrafterReport, Verdict, VerifyReport
 
@@ -101,7 +102,7 @@ def _heading(report: VerifyReport) -> str:
             "of the drafter"
         )
     formats = "" if report.weights == report.dtype else f", weights {report.weights},"
-    formats += ", cache int8," if report.kv_dtype == "int8" else ""
+    formats += f", cache {report.kv_dtype}," if report.kv_dtype in KV_DTYPES else ""
     model = f"{Path(report.model).name} on {report.device} in {report.dtype}{formats}"
     settings = report.settings
     work = (
