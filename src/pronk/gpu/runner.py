@@ -52,6 +52,9 @@ class GpuExecutor(LayerExecutor):
     def __init__(self, decoder: Decoder, model: GpuModel) -> None:
         super().__init__(decoder, model.pool)
         self.model = model
+        # by feature, for the version ``_feature_version`` of the pool
+        self._feature_programs: dict[Feature, Program] = {}
+        self._feature_version = model.pool.version
 
     def run(
         self, batch: ForwardBatch, num_layers: int, collect: Sequence[int] = ()
@@ -115,15 +118,25 @@ class GpuExecutor(LayerExecutor):
             return
         others = [layer for layer in feature.layers if layer < last]
 
-        def compile_feature() -> Program:
+        program = self._feature_program(feature, others)
+        collected = np.stack([hidden[layer] for layer in others]) if others else None
+        program.run(batch, hidden[last].copy(), None, collected)
+
+    def _feature_program(self, feature: Feature, others: Sequence[int]) -> Program:
+        """Return the program of a feature, compiled once per version of the pool.
+
+        ``others`` are the layers that it reads besides the last one, in their order.
+        """
+        version = self.cache.version
+        if version != self._feature_version:
+            self._feature_programs = {}
+            self._feature_version = version
+        if feature not in self._feature_programs:
             size = self.decoder.config.hidden_size
             program = Program(self.decoder.kernels, size, self.cache.dtype, self.cache)
             feature.compile(program, {layer: index for index, layer in enumerate(others)})
-            return program
-
-        program = self._cached_program((feature,), compile_feature)
-        collected = np.stack([hidden[layer] for layer in others]) if others else None
-        program.run(batch, hidden[last].copy(), None, collected)
+            self._feature_programs[feature] = program
+        return self._feature_programs[feature]
 
 
 class GpuRunner(ModelRunner):
