@@ -20,8 +20,10 @@ from huggingface_hub import constants
 
 from command_line import Command
 from fake_hub import fake_hub
+from pronk import diagnosis
 from pronk.checkpoint.hub import names
 from pronk.lab.bench import measure
+from pronk.models import resolve
 from waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +76,7 @@ Run = Callable[[list[str]], None]
 def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
     """Return functions that run the words of a command, by its beginning."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)  # pronk bench reads less memory
+    monkeypatch.setattr(diagnosis, "_BUFFER_BYTES", 2**20)  # pronk bench reads less memory
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 
@@ -91,7 +93,8 @@ def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
         known = known._replace(
             model=replace(known.model, revision=None), sha256=sha256(data).hexdigest()
         )
-        monkeypatch.setattr(names, "known_models", lambda: {known.name: known})
+        for module in (names, resolve):
+            monkeypatch.setattr(module, "known_models", lambda: {known.name: known})
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         with fake_hub() as hub:
             hub.repos[known.model.repo] = {known.model.file: data}
@@ -102,7 +105,13 @@ def runs(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
         assert code == 0, err
         assert Path(out.strip()).read_bytes() == data
 
+    def doctor(words: list[str]) -> None:
+        """Read the command's words; ``tests/cli/test_doctor.py`` runs it, which takes seconds."""
+        code, _, err = command(*words[1:], "--help")
+        assert code == 0, err
+
     others = {"pip install": install, "pronk pull": pull, "pronk serve": serve, "curl": curl}
+    others["pronk doctor"] = doctor
     return others | {f"pronk {name}": pronk for name in FEWER}
 
 

@@ -139,13 +139,18 @@ ALONE = ("greedy", "temperature", "penalties", "all")
 BESIDE = ("greedy", "all", "repetitive", "thinking", "stop")
 
 
+# By how many options those of the prompts are shifted, in one or two batches.
+SHIFTS = pytest.mark.parametrize(
+    "shifts", [(0,), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str
+)
+
+
+@SHIFTS
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
-def test_options_beside_each_other(name: str) -> None:
-    """The requests of a batch have different options; in two batches, each option has two or
-    three prompts.
-    """
+def test_options_beside_each_other(name: str, shifts: Sequence[int]) -> None:
+    """The requests of a batch have different options; each option has one prompt or more."""
     by_options: dict[str, list[Request]] = {options: [] for options in BESIDE}
-    for shift in (0, 2):
+    for shift in shifts:
         chosen = [BESIDE[(index + shift) % len(BESIDE)] for index in range(len(PROMPTS))]
         want = [plain(FLOAT32, options)[index] for index, options in enumerate(chosen)]
         engine = make_engine(tiny_decoder())

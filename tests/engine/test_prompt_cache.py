@@ -199,11 +199,19 @@ def ask_twice(
     return found
 
 
+MOSTLY = [("adversarial", options, BFLOAT16) for options in ("greedy", "all")]
 CASES = [
     pytest.param(*case, marks=() if fast else pytest.mark.slow)
     for case in product(DRAFTERS, OPTIONS, (FLOAT32, BFLOAT16))
-    for fast in [case[0] in ("oracle", "adversarial") and case[1] in CORE and case[2] is BFLOAT16]
+    for fast in [
+        case in MOSTLY or (case[0] == "oracle" and case[1] in CORE and case[2] is BFLOAT16)
+    ]
 ]
+# Variants of the model whose blocks have the form of another variant's.
+SAME_BLOCKS = (
+    *("group 1", "group 2", "group 8", "classic", "experts", "experts, int4"),
+    *("int8", "int4", "stored blocks", "int8 cache, int4"),
+)
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), CASES, ids=str)
@@ -220,7 +228,13 @@ def test_equality_matrix(name: str, options: str, dtype: DType, server: Server) 
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str
 )
 @pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, marks=pytest.mark.slow if variant in SAME_BLOCKS else ())
+        for variant in VARIANTS
+    ],
+)
 def test_other_models_and_mixed_batches(
     variant: str, options: str, dtype: DType, server: Server
 ) -> None:

@@ -20,6 +20,7 @@ import torch
 import tiny_models
 from checkpoint.gguf.test_models import MIXED, SHAPE
 from checkpoints import MakeCheckpoint
+from covering import covering
 from gguf_files import convert
 from pronk import LLM, AsyncLLM, OptionError, SamplingParams
 from pronk.cache.block_store import BlockStore
@@ -59,31 +60,18 @@ def assert_hit(model: Path | str, folder: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"dtype": "bfloat16", "kv_dtype": "int8"},
-        {"weights": "int4", "kv_dtype": "int4"},
-    ],
+    ("family", "options"),
+    covering(
+        ["llama", "mistral", "qwen2", "qwen3", "gpt2"],
+        [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"weights": "int4", "kv_dtype": "int4"}],
+        strength=1,
+    ),
     ids=str,
 )
-@pytest.mark.parametrize(
-    ("family", "overrides"),
-    [
-        ("llama", {}),
-        ("mistral", {"sliding_window": 70}),
-        ("qwen2", {}),
-        ("qwen3", {}),
-        ("gpt2", {}),
-    ],
-)
 def test_a_restart(
-    family: str,
-    overrides: dict[str, Any],
-    options: dict[str, Any],
-    checkpoint: MakeCheckpoint,
-    tmp_path: Path,
+    family: str, options: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
+    overrides = {"sliding_window": 70} if family == "mistral" else {}
     assert_hit(checkpoint(family, **overrides), tmp_path, **options)
 
 
@@ -310,7 +298,7 @@ def test_a_full_disk(tmp_path: Path, expected: dict[int, list[int]]) -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_processes(count: int, tmp_path: Path, expected: dict[int, list[int]]) -> None:
     """Two processes at a time are killed at random moments; the next ones, and this one, read the
     right tokens.

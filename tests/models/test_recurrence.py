@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from covering import covering
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
@@ -339,8 +340,11 @@ def random_tree(random: Random, root: int, num_nodes: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-@EVERY
-@EVERY_SHAPE
+@pytest.mark.parametrize(
+    ("by", "shape"),
+    covering(candidates(), [*SHAPES], strength=1),
+    ids=lambda value: value.name if isinstance(value, Kernels) else value,
+)
 def test_random_scripts(by: Kernels, shape: str) -> None:
     """Random trees, of which random paths are accepted, leave the state of a fresh reading."""
     model = Model(by, SHAPES[shape])

@@ -202,16 +202,21 @@ def large_bodies(model: LLM) -> Iterator[Running]:
         yield made
 
 
+NEIGHBOUR: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
+PROMPT_OF_NEIGHBOUR = "def add(a, b):\n    return"
+
+
+@pytest.fixture(scope="module")
+def text_of_neighbour(model: LLM) -> str:
+    """Return the text of a request beside which others are refused."""
+    return model.generate(PROMPT_OF_NEIGHBOUR, SamplingParams(**NEIGHBOUR)).text
+
+
 @pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
 def test_invalid_guide_is_refused_alone(
-    large_bodies: Running, asked: Any, param: str, message: str
+    large_bodies: Running, text_of_neighbour: str, asked: Any, param: str, message: str
 ) -> None:
-    neighbour = {
-        "prompt": "def add(a, b):\n    return",
-        "max_tokens": 24,
-        "temperature": 0.8,
-        "seed": 5,
-    }
+    neighbour = {"prompt": PROMPT_OF_NEIGHBOUR, **NEIGHBOUR}
     with large_bodies.client() as client, ThreadPoolExecutor(2) as threads:
         beside = threads.submit(client.post, "/v1/completions", json=neighbour)
         with processor_limit(20):
@@ -222,10 +227,7 @@ def test_invalid_guide_is_refused_alone(
         assert message in error["message"]
         assert error["message"].startswith(f"{param}: ")
         assert "\n" not in error["message"]
-        want = large_bodies.llm.generate(
-            neighbour["prompt"], SamplingParams(max_tokens=24, temperature=0.8, seed=5)
-        )  # type: ignore[arg-type]
-        assert beside.result().json()["choices"][0]["text"] == want.text
+        assert beside.result().json()["choices"][0]["text"] == text_of_neighbour
     assert large_bodies.drained
 
 

@@ -134,6 +134,9 @@ def test_heads_are_not_compiled(tmp_path: Path) -> None:
 SMALL = "--hidden 16 --layers 2 --heads 2 --kv-heads 1 --mlp 16"
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.usefixtures("short_evaluation")
 @pytest.mark.parametrize(
     ("words", "kind", "shape", "card"),
@@ -162,15 +165,17 @@ SMALL = "--hidden 16 --layers 2 --heads 2 --kv-heads 1 --mlp 16"
             "residual blocks of size 32",
         ),
         *(
-            (
+            pytest.param(
                 f"kangaroo {words} --num-tokens 2",
                 "kangaroo",
                 {"exit_layer": 1, "adapter": adapter, "heads": 4, "mlp": 48},
                 "Exit after layer 1 of 2",
+                marks=marks,
             )
-            for adapter, words in [
-                ("attention", ""),
-                *((each, f"--exit-layer 1 --adapter {each}") for each in ADAPTERS[1:]),
+            for adapter, words, marks in [
+                ("attention", "", ()),
+                *((each, f"--exit-layer 1 --adapter {each}", SLOW) for each in ADAPTERS[1:-1]),
+                (ADAPTERS[-1], f"--exit-layer 1 --adapter {ADAPTERS[-1]}", ()),
             ]
         ),
     ],

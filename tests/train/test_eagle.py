@@ -305,7 +305,7 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
     assert covered == pytest.approx(6 / 7)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_a_little_training_lowers_the_loss(
     kind: str, begin: Callable[..., Trainer[EagleTraining]]
 ) -> None:

@@ -213,8 +213,7 @@ def check_texts(kind: str, shape: str, decoder: Decoder, temperature: float, rul
     assert_no_blocks(drafter)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "rule"), covering([*SHAPES], ["rejection", "block"], strength=1))
 def test_strings_have_the_targets_distribution(shape: str, rule: Rule) -> None:
     """The draft vocabulary lacks a token, so that draft tokens are drawn from a part of the
     vocabulary.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from parallel.dealt import partition_randomly
+from pronk import diagnosis
 from pronk.cli.main import main
 from pronk.kernels.library import CHOICES, candidates
 from pronk.lab.bench import measure, render
@@ -30,7 +31,7 @@ OTHER_KERNELS = [each.name for each in candidates()][:2][-1]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command on pronk-tiny, with little memory to read and few forward passes to time."""
-    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(diagnosis, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
     monkeypatch.setenv("COLUMNS", "200")

@@ -14,6 +14,7 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from lab.bench.bench_cases import DRAFTER, figures, pronk_tiny
+from pronk import diagnosis
 from pronk.base.arrays import FLOAT32
 from pronk.base.errors import CheckpointError
 from pronk.cache.layout import kv_bytes_per_token
@@ -56,7 +57,7 @@ LOOKUP = "prompt_lookup(min_ngram=1)"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read little memory and time few forward passes."""
-    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(diagnosis, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 

@@ -16,6 +16,7 @@ import pytest
 import pronk.llm
 from checkpoints import MakeCheckpoint
 from lab.bench.bench_cases import pronk_tiny
+from pronk import diagnosis
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.lab.bench import measure, methods
 from pronk.lab.bench.methods import DrafterMethod, Item
@@ -32,7 +33,7 @@ def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs ``pronk bench``, with shorter measurements of bandwidth and
     forward passes.
     """
-    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(diagnosis, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
     return partial(command, "bench")

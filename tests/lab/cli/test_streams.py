@@ -17,6 +17,7 @@ from cli.test_streams import (
     cases,
     run_here,
 )
+from pronk import diagnosis
 from pronk.lab.bench import measure
 
 VERIFY = f"verify {MODEL} --drafter suffix --limit 1 --max-tokens 4 --samples 0"
@@ -33,7 +34,7 @@ SLOW_COMMANDS = [
 @pytest.fixture(autouse=True)
 def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read little memory and time few forward passes."""
-    monkeypatch.setattr("pronk.diagnosis._BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(diagnosis, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(measure, "_ROUNDS", 1)
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 

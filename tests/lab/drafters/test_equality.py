@@ -1,30 +1,34 @@
 """Same seed, same tokens for all drafters of the lab: the engine's tests of equality."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from engine import cases
 from engine import test_equality as equality
-from engine.test_equality import ALONE, RAGGED, SETTINGS_OF_READERS, matrix
+from engine.test_equality import ALONE, SETTINGS_OF_READERS, SHIFTS, matrix
 from lab.drafters.cases import DRAFTERS, spec
 from pronk.base.arrays import BFLOAT16, FLOAT32, DType
 from pronk.drafting import make_drafter
 from tiny_models import make_engine, tiny_decoder
 
 CLOSE = ("merged with trained",)
+# Options that take different paths through the verification; the engine's drafters have all.
+CLOSE_OPTIONS = ("temperature", "all", "guided all", "thinking", "repetitive", "stop")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "dtype"), matrix(DRAFTERS, RAGGED, (), FLOAT32, CLOSE), ids=str
+    ("name", "options", "dtype"), matrix(DRAFTERS, CLOSE_OPTIONS, (), FLOAT32, CLOSE), ids=str
 )
 def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     equality.test_ragged_batch(spec(name), options, dtype)
 
 
+@SHIFTS
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
-def test_options_beside_each_other(name: str) -> None:
-    equality.test_options_beside_each_other(spec(name))
+def test_options_beside_each_other(name: str, shifts: Sequence[int]) -> None:
+    equality.test_options_beside_each_other(spec(name), shifts)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def renderer() -> Iterator[Renderer]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Renderer]:
-    made = Renderer(seconds=0.3, memory=2**28)
+    made = Renderer(seconds=0.15, memory=2**28)
     yield made
     made.close()
 
