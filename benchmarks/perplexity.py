@@ -25,11 +25,11 @@ import torch
 
 from pronk import LLM
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array
 from pronk.cache.blocks import BlockTable
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.tree import TokenTree
 from pronk.train.attention import dense_logits
-from pronk.train.convert import to_array
 from pronk.train.modules.decoder import load_module
 
 # Function from token ids to float32 logits ``[tokens, vocab]``.

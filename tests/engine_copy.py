@@ -17,7 +17,7 @@ from waiting import HUNG
 ROOT = Path(__file__).parents[1]
 # Packages that use the engine as a stranger's package would: only by the names that docs/api.md
 # lists.
-GUESTS = ("lab", "parallel", "server", "train")
+GUESTS = ("gpu", "lab", "parallel", "server", "train")
 # Tests of the documents, benchmarks and examples, of clients of the server, and of the whole
 # package.
 WHOLE = (

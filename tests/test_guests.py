@@ -121,14 +121,19 @@ def test_a_device(install: Install) -> None:
     assert 2**20 < sum(pool.nbytes for pool in llm.engine.cache._pools) < 2**22 + 2**16
     assert llm.generate("def f(a): return", params).token_ids == expected.token_ids
     assert sys.modules["stranger"].Runner.passes > 0
-    with pytest.raises(OptionError, match=r"^device: expected one of cpu, abacus, found 'abacu'"):
+    with pytest.raises(
+        OptionError, match=r"^device: expected one of cpu, .*abacus.*, found 'abacu'"
+    ):
         LLM(device="abacu")
 
 
 def test_a_device_that_no_package_adds(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["generate", "--device", "cuda", "x"])
-    assert capsys.readouterr().err == "pronk: error: device: expected one of cpu, found 'cuda'\n"
+        main(["generate", "--device", "metal", "x"])
+    assert (
+        capsys.readouterr().err
+        == "pronk: error: device: expected one of cpu, cuda, found 'metal'\n"
+    )
 
 
 def test_a_drafter_is_available_everywhere(install: Install) -> None:

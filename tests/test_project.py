@@ -35,7 +35,9 @@ USES_ENVIRONMENT = {
 }
 # Modules, and packages with a slash at the end, that may import torch. All others work without it.
 USES_TORCH = (
+    "base/convert.py",
     "lab/bench/machine.py",  # memory of a CUDA device
+    "gpu/",
     "lab/bench/peers/engines/hf.py",
     "parallel/connection.py",  # messages between processes
     "parallel/tensor.py",  # all-reduce

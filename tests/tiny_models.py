@@ -361,10 +361,19 @@ def tiny_decoder(
     return decoder_of(tiny_module(dtype, seed=seed, **shape), kernels(), weights)
 
 
-def decoder_of(module: DenseModel, by: Kernels, weights: str = "plain") -> Decoder:
-    """Return the decoder with the weights of a module."""
+def decoder_of(
+    module: DenseModel,
+    by: Kernels,
+    weights: str = "plain",
+    linear: LinearFactory | None = None,
+) -> Decoder:
+    """Return the decoder with the weights of a module.
+
+    ``linear`` packs them; by default as the option ``weights``.
+    """
     config = module.config
-    linear = stored_linear(by) if weights == "stored" else choose_linear(by, weights)
+    if linear is None:
+        linear = stored_linear(by) if weights == "stored" else choose_linear(by, weights)
     decoder = Decoder(config, by)
 
     def norm(of: torch.nn.Module) -> Norm | None:

@@ -14,6 +14,8 @@ from pronk.checkpoint.config import ModelConfig as ModelConfig
 from pronk.checkpoint.config import default_query_scale as default_query_scale
 from pronk.checkpoint.formats.matrix import Bits as Bits
 from pronk.checkpoint.formats.matrix import QuantizedMatrix as QuantizedMatrix
+from pronk.checkpoint.gguf.blocks import BlockMatrix as BlockMatrix
+from pronk.engine.options import LLMOptions as LLMOptions
 from pronk.engine.workers import Workers as Workers
 from pronk.kernels.adapters import LowRank as LowRank
 from pronk.kernels.library import Kernels as Kernels
@@ -50,3 +52,5 @@ from pronk.models.operations import KVSource as KVSource
 from pronk.models.operations import LinearOutput as LinearOutput
 from pronk.models.program import Program as Program
 from pronk.models.split import TensorSplit as TensorSplit
+from pronk.sampling.noise import noise_key as noise_key
+from pronk.sampling.stateless import StatelessSampler as StatelessSampler

@@ -264,12 +264,13 @@ TINY_DRAFTERS = {
 # Drafters that pronk-tiny has no head for, and an option that it has no tokens for.
 WITHOUT_TINY = ("eagle3", "mtp", "gemma4_assistant", "--suffix")
 MANY_PROCESSES = "--workers"  # tests/parallel has them
+ON_A_GPU = "--device"  # tests/gpu
 RUN = {"generate", "explain", "list"}
 TO_RUN = [
     (place, words)
     for place, words in COMMANDS
     if words[0] == "pronk" and words[1] in RUN
-    if MANY_PROCESSES not in words
+    if not {MANY_PROCESSES, ON_A_GPU} & {*words}
     and not any(name in word for name in WITHOUT_TINY for word in words)
 ]
 

@@ -104,6 +104,8 @@ class PagedCache:
     Attributes:
         can_compute_features: whether features can be functions; false if several processes share
             the forward passes.
+        is_in_memory: whether keys and values are in the machine's memory, where drafters can read
+            them.
         version: number that increases with every change of ``keys``, ``values`` and ``features``.
         dtype: data type of the model, of states and of saved layer outputs.
         kv_dtype: data type of stored keys and values: ``dtype``, int8 or int4.
@@ -120,6 +122,7 @@ class PagedCache:
     """
 
     can_compute_features = True
+    is_in_memory = True
 
     def __init__(
         self,

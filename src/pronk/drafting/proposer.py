@@ -543,6 +543,12 @@ def check_needs(name: str, needs: Capabilities, target: Target) -> None:
             "parallel='tree'"
         )
         raise OptionError(msg)
+    if needs.kv_layers and not target.cache.is_in_memory:
+        msg = (
+            f"{name}: expected the target's KV cache in the machine's memory, found it on another "
+            "device; use device='cpu'"
+        )
+        raise OptionError(msg)
     if needs.computes_features and not target.cache.can_compute_features:
         msg = (
             f"{name}: expected a target in one process, found one on several; load it without "

@@ -28,7 +28,7 @@ from pronk.kernels.weight_cache import WeightCache
 from pronk.models.decoder import Decoder
 from pronk.models.families import parse_config, parse_gguf
 from pronk.models.inventory import Inventory, tensor_names
-from pronk.models.linear import choose_linear
+from pronk.models.linear import LinearFactory, choose_linear
 from pronk.models.placer import WeightPlacer
 from pronk.models.split import TensorSplit
 from pronk.models.tensor_plan import plan_tensors
@@ -208,7 +208,7 @@ def load_decoder(
     *,
     dtype: DType,
     kernels: Kernels,
-    weights: str = "plain",
+    weights: str | LinearFactory = "plain",
     split: TensorSplit | None = None,
     cache: WeightCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -224,7 +224,8 @@ def load_decoder(
         dtype: data type of the unquantized weights.
         kernels: the kernels that compute the model.
         weights: ``plain``, or ``int8`` or ``int4`` to quantize what the checkpoint does not
-            (:func:`~pronk.models.linear.choose_linear`).
+            (:func:`~pronk.models.linear.choose_linear`). Or the function that builds the linear
+            layers, for another device than the CPU.
         split: shard of this process in tensor parallelism.
         cache: packed weights of earlier loads; weights that it lacks are added and saved.
         on_progress: called with the number of bytes read so far, and the total.
@@ -237,7 +238,10 @@ def load_decoder(
     """
     _check_heads(config, kernels)
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
-    linear = choose_linear(kernels, weights, checkpoint.release, cache)
+    if isinstance(weights, str):
+        linear = choose_linear(kernels, weights, checkpoint.release, cache)
+    else:
+        linear = weights
     parts = list(plan_tensors(config, tensor_names(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     # Order of loading: first embeddings, which a tied LM head needs; then the tied LM head; then

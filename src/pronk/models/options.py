@@ -43,8 +43,10 @@ class ModelOptions:
     device: Annotated[
         str,
         Option(
-            "Device that the model runs on: cpu, or one that an installed package adds.",
-            details="Packages add devices by entry points (:mod:`pronk.base.guests`).",
+            "Device that the model runs on: cpu, cuda (an NVIDIA GPU; experimental), or one that "
+            "an installed package adds.",
+            details="The extra ``gpu`` is for cuda. Packages add devices by entry points "
+            "(:mod:`pronk.base.guests`).",
         ),
     ] = "cpu"
     dtype: Annotated[

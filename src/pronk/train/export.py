@@ -26,6 +26,7 @@ from pronk.base import (
     write_json,
     write_text,
 )
+from pronk.base.convert import to_tensor
 from pronk.checkpoint import (
     Checkpoint,
     Fingerprint,
@@ -39,7 +40,6 @@ from pronk.checkpoint import (
 )
 from pronk.lab import HeadsShape, TrainedDrafter
 from pronk.text import Tokenizer
-from pronk.train.convert import to_tensor
 from pronk.train.corpus.encoder import Encoder
 from pronk.train.modules.decoder import DecoderModule, load_module
 from pronk.train.modules.drafters import HeadsModule

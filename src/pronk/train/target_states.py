@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pronk import OptionError, TokenTree
 from pronk.backends import BatchEntry, BlockTable, ForwardBatch
 from pronk.base import convert_write_errors, replace_file, size_texts
+from pronk.base.convert import to_tensor
 from pronk.drafting import Target
-from pronk.train.convert import to_tensor
 
 _CHUNK = 512  # maximum number of tokens of a forward pass
 

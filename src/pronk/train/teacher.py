@@ -15,8 +15,8 @@ from pathlib import Path
 from torch import Tensor
 
 from pronk import LLM
+from pronk.base.convert import torch_dtype
 from pronk.checkpoint import Fingerprint, is_gguf, parse_dtype, resolve_model, tiny_model
-from pronk.train.convert import torch_dtype
 from pronk.train.corpus.encoder import Encoder
 from pronk.train.loop import find_device, set_all_threads
 from pronk.train.modules.decoder import DecoderModule, load_module

@@ -11,6 +11,7 @@ from drafting.drafting import Watched, sampler_at
 from drafting.helpers import within
 from lab.drafters.trained_kangaroo import adapter_folder
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array
 from pronk.drafting import make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -18,7 +19,6 @@ from pronk.lab.drafters.kangaroo import KangarooProposer
 from pronk.models.cost_model import CostCurve
 from pronk.models.decoder import Decoder
 from pronk.train.attention import compute_features
-from pronk.train.convert import to_array
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule
 from pronk.train.students import dense_adapter

@@ -24,6 +24,7 @@ from lab.drafters.trained_medusa import (
 )
 from pronk import Medusa
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array
 from pronk.base.errors import OptionError
 from pronk.drafting import Outcome, make_drafter
 from pronk.drafting.ledger import RequestLedger
@@ -34,7 +35,6 @@ from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from pronk.train.attention import dense_hidden
-from pronk.train.convert import to_array
 from tiny_models import VOCAB, make_engine, tiny_config, tiny_decoder
 from train.tiny_modules import tiny_module
 

@@ -22,13 +22,13 @@ from lab.drafters.trained_kangaroo import adapter_folder, calm_decoder, calm_mod
 from lab.drafters.trained_medusa import head_logits, medusa_folder, plain_heads
 from lab.drafters.trained_multi_token import SHAPE, dense_heads, heads_folder
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
+from pronk.base.convert import to_array, to_tensor
 from pronk.drafting import make_drafter
 from pronk.lab.drafters.kangaroo import EarlyExit, ExitDraft
 from pronk.lab.drafters.modules.kangaroo import ADAPTERS
 from pronk.lab.drafters.multi_token import _HeadsRunner
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
-from pronk.train.convert import to_array, to_tensor
 from pronk.train.modules.decoder import DecoderModule
 from tiny_models import make_engine, make_request, run, tiny_decoder
 from train.tiny_modules import tiny_module

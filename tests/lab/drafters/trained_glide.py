@@ -14,10 +14,10 @@ from torch import Tensor
 
 from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.glide import GlideShape
 from pronk.train.attention import compute_features, dense_hidden, dense_logits
-from pronk.train.convert import to_array
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import GlideDecoderModule

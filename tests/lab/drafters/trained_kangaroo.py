@@ -13,10 +13,10 @@ import torch
 
 from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import FLOAT32, DType
+from pronk.base.convert import torch_dtype
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.kangaroo import KangarooShape
 from pronk.models.decoder import Decoder
-from pronk.train.convert import torch_dtype
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import KangarooModule

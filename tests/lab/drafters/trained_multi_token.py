@@ -8,11 +8,11 @@ import torch
 
 from drafting.helpers import CHECKPOINTS
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array
 from pronk.checkpoint.config import ModelConfig
 from pronk.lab.drafters.modules.files import TRAINED_FORMAT
 from pronk.lab.drafters.modules.heads import HeadsShape
 from pronk.train.attention import DenseAttention
-from pronk.train.convert import to_array
 from pronk.train.export import export_drafter
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.drafters import HeadsModule

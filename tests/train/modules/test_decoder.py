@@ -25,10 +25,10 @@ from models.test_logits import (  # noqa: F401 - tests, which the fixture below 
     write_joined_experts,
 )
 from pronk.base.arrays import BFLOAT16, FLOAT16, Array, DType
+from pronk.base.convert import to_array, torch_dtype
 from pronk.base.errors import OptionError
 from pronk.models.loader import read_config
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.convert import to_array, torch_dtype
 from pronk.train.modules.decoder import Rotations, apply_rope, load_module, maybe_compile
 from train.tiny_modules import tiny_module
 

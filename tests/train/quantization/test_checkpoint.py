@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from checkpoints import MakeCheckpoint, transformers_logits
 from pronk import LLM, SamplingParams
+from pronk.base.convert import to_array, to_tensor
 from pronk.base.errors import CheckpointError, OptionError
 from pronk.checkpoint.formats.matrix import Bits
 from pronk.kernels.library import KernelsError, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.models import shards
 from pronk.models.loader import read_config
-from pronk.train.convert import to_array, to_tensor
 from pronk.train.modules.decoder import load_module
 from pronk.train.quantization import checkpoint as module
 from pronk.train.quantization.checkpoint import QuantizedCheckpoint, quantize

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from pronk.base.arrays import BFLOAT16
+from pronk.base.convert import to_array, to_tensor
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.kernels.library import candidates
-from pronk.train.convert import to_array, to_tensor
 from pronk.train.quantization.calibration import gptq, output_error
 from pronk.train.quantization.rounding import WHOLE_ROW, RoundingRule
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from pronk.base.arrays import BFLOAT16, FLOAT16
+from pronk.base.convert import to_array, to_tensor
 from pronk.checkpoint.config import ModelConfig
 from pronk.kernels.library import candidates
 from pronk.train.attention import DenseAttention
-from pronk.train.convert import to_array, to_tensor
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 from pronk.train.quantization import calibration as quantize
 from pronk.train.quantization.calibration import compute_hessians, scale_layer

@@ -36,10 +36,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array
+from pronk.base.arrays import FLOAT16, FLOAT32, INT8, UINT8, Array, split_rows
 from pronk.checkpoint.formats.floats import MXFP4_CODES, mxfp4_scale
 from pronk.checkpoint.formats.matrix import Bits, QuantizedMatrix
 from pronk.checkpoint.gguf import stored_blocks
+from pronk.checkpoint.rows import HeadRows
 
 # Format character of Python's module ``struct`` for each type of a metadata value that is a number
 # or bool; the keys are the numbers of the types in a file.
@@ -155,6 +156,12 @@ class BlockRows:
     heads: int = 0
     name: str = ""
 
+    @property
+    def order(self) -> Array:
+        """Stored row of each output, int64."""
+        count = len(self.stored)
+        return HeadRows(self.heads, pairs=True).order(count) if self.heads else np.arange(count)
+
 
 @dataclass(frozen=True, eq=False)
 class BlockMatrix:
@@ -185,9 +192,31 @@ class BlockMatrix:
     def dequantize_rows(self, rows: NDArray[np.int32]) -> Array:
         """Return outputs of a matrix with one part, float32 ``[len(rows), inputs]``."""
         (part,) = self.parts
-        type_ = next(each for each in TENSOR_TYPES.values() if each.name == self.type)
         codes = np.empty((len(rows), self.inputs), UINT8)
-        return unpack(part.stored, type_, codes, rows).dequantize()
+        return unpack(part.stored, self._tensor_type, codes, rows).dequantize()
+
+    def unpack(self) -> QuantizedMatrix:
+        """Return the codes, scales and minima of all outputs, in their order."""
+        codes = np.empty(self.shape, UINT8)
+        counts = [len(part.stored) for part in self.parts]
+        unpacked = [
+            unpack(part.stored, self._tensor_type, own, part.order)
+            for part, own in zip(self.parts, split_rows(codes, counts), strict=True)
+        ]
+        self.release()
+        scale = np.concatenate([part.scale for part in unpacked])
+        minima = [part.minimum for part in unpacked if part.minimum is not None]
+        minimum = np.concatenate(minima) if minima else None
+        return QuantizedMatrix(codes, scale, minimum, unpacked[0].bits, unpacked[0].group)
+
+    def blocks(self) -> Array:
+        """Return the stored blocks of all outputs, uint8 ``[outputs, blocks, bytes]``."""
+        rows = [part.stored[part.order] for part in self.parts]
+        return np.concatenate(rows).reshape(self.shape[0], -1, self._tensor_type.size)
+
+    @property
+    def _tensor_type(self) -> TensorType:
+        return next(each for each in TENSOR_TYPES.values() if each.name == self.type)
 
 
 class _BlockFormat(NamedTuple):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pronk import OptionError
 from pronk.base import refuse
 from pronk.base.arrays import UINT8, Array, mapped_zeros
+from pronk.base.convert import to_tensor
 from pronk.checkpoint import (
     CheckpointTensor,
     DecoderPart,
@@ -32,7 +33,6 @@ from pronk.checkpoint import (
     plan_tensors,
     tensor_names,
 )
-from pronk.train.convert import to_tensor
 from pronk.train.modules.experts import choose_experts
 
 # Cosines and sines by which RoPE rotates the rows, the arguments of :func:`apply_rope`; ``None``

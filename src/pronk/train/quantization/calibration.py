@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from pronk.backends import num_threads
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array, to_tensor, torch_dtype
 from pronk.checkpoint import ModelConfig, QuantizedMatrix
 from pronk.train.attention import DenseAttention
-from pronk.train.convert import to_array, to_tensor, torch_dtype
 from pronk.train.modules.decoder import ModuleLayer, Rotations
 from pronk.train.quantization.rounding import LINEARS, RoundingRule
 

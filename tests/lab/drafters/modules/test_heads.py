@@ -11,10 +11,10 @@ from torch import Tensor
 from lab.drafters.modules.programs import export_weights, run_program
 from lab.drafters.trained_multi_token import make_heads
 from pronk.base.arrays import Array
+from pronk.base.convert import to_array, to_tensor
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import HeadsShape, MultiTokenHeads, heads_config
 from pronk.train.attention import DenseAttention
-from pronk.train.convert import to_array, to_tensor
 from pronk.train.modules.decoder import Rotations
 from pronk.train.modules.drafters import HeadsModule
 from tiny_models import tiny_config

@@ -9,10 +9,10 @@ import torch
 
 from lab.drafters.modules.programs import export_weights, run_program
 from pronk import LLM
+from pronk.base.convert import to_array
 from pronk.base.errors import OptionError
 from pronk.lab.drafters.modules.heads import MedusaHeads, MedusaShape
 from pronk.models.linear import Norm
-from pronk.train.convert import to_array
 from pronk.train.modules.drafters import MedusaModule
 from train.tiny_modules import tiny_module
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pronk.base.arrays import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, DType
-from pronk.train.convert import to_array, to_tensor, torch_dtype
+from pronk.base.convert import to_array, to_tensor, torch_dtype
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,405 @@
+"""One run on a machine with an NVIDIA GPU: tests, then figures. Nothing here was measured yet.
+
+    python benchmarks/gpu/run.py results.jsonl                # all parts, about 9 minutes
+    python benchmarks/gpu/run.py results.jsonl --parts b c    # some of them
+    python benchmarks/gpu/run.py results.jsonl --tiny         # tiny shapes, to try it without a GPU
+
+Each part is a process with a time limit of its own, and appends its results, one JSON object each,
+to the file as soon as it has them. A part that fails does not end the run. The parts:
+
+    a  the tests of the kernels; drafters against plain decoding on a random model of 160 M weights
+    b  ms of a captured step of Llama 8B's shape in bfloat16, over 1 to 128 rows after 128 and 8,000
+       tokens, against its floor: bytes of the weights and keys over the measured bandwidth
+    c  the same in 4 bits, in groups of 32
+    d  a step of 32 requests; a prompt of 4,000 tokens against torch's own products
+    e  lookahead: a step with the rows of windows 1 to 15, and one device's share of the rows of the
+       largest window if 2, 4 or 8 devices divided them (simulated)
+    f  the processor: passes of a random model of 900 M weights in 4 bits on 1 to 16 threads
+    g  transformers with a static cache and torch.compile, on the model of b
+
+Weights are random, so texts are noise and acceptance means nothing. If memory or time are short,
+``--layers 8`` computes a part of the layers; the figures are then of these layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from pronk import LLM, SamplingParams
+from pronk.backends import (
+    BatchEntry,
+    BlockTable,
+    Decoder,
+    ForwardBatch,
+    ModelConfig,
+    Norm,
+    choose_kernels,
+)
+from pronk.base.arrays import BFLOAT16, FLOAT32
+from pronk.checkpoint import llama_config
+from pronk.gpu.model import GpuModel
+from pronk.gpu.pool import GpuPool
+from pronk.gpu.runner import GpuRunner
+from pronk.gpu.weights import GpuLinear, GpuMatrix, padded_inputs
+from pronk.sampling.tree import TokenTree
+from pronk.testing import tiny_checkpoint
+
+ROOT = Path(__file__).parents[2]
+# Seconds that each part may take.
+LIMITS = {"a": 170, "b": 90, "c": 60, "d": 60, "e": 45, "f": 75, "g": 60}
+ROWS = (1, 4, 16, 64, 128)
+CONTEXTS = (128, 8000)
+GROUP = 32  # inputs per scale of 4-bit weights
+ROUNDS = 30
+DRAFTERS = (
+    "suffix",
+    "prompt_lookup(min_ngram=1)",
+    "recycling",
+    "lookahead(window=5, ngram=3, guesses=5)",
+    "jacobi",
+    "draft_model({draft})",
+    "threshold(draft_model({draft}))",
+    "cape(draft_model({draft}))",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, help="file that results are appended to")
+    parser.add_argument("--parts", nargs="*", choices=[*LIMITS], default=[*LIMITS])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    report = Report(options.results)
+    if options.child:
+        PARTS[options.parts[0]](report, options)
+        return
+    report.add("machine", **describe())
+    for part in options.parts:
+        limit = LIMITS[part] * (10 if options.tiny else 1)
+        command = [sys.executable, *sys.argv, "--child", "--parts", part]
+        start = perf_counter()
+        try:
+            done = subprocess.run(command, timeout=limit, check=False)  # noqa: S603
+            code = done.returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        report.add("end", part=part, code=code, seconds=perf_counter() - start)
+
+
+class Report:
+    """File of results, one JSON object per line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, kind: str, **values: Any) -> None:
+        """Print and append a result of a kind."""
+        line = json.dumps({"kind": kind, **values})
+        print(line, flush=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def describe() -> dict[str, Any]:
+    """Return the GPU and the versions of what computes."""
+    has_gpu = torch.cuda.is_available()
+    return {
+        "gpu": torch.cuda.get_device_name() if has_gpu else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def seconds(work: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Return the median duration of a call, the device's work included."""
+    work()
+    times = []
+    for _ in range(rounds):
+        synchronize()
+        start = perf_counter()
+        work()
+        synchronize()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def shape(options: argparse.Namespace) -> ModelConfig:
+    """Return the config of Llama 8B, or a tiny one."""
+    if options.tiny:
+        sizes = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 1, "mlp": 96, "vocab": 100}
+    else:
+        sizes = {
+            "hidden": 4096,
+            "layers": options.layers,
+            "heads": 32,
+            "kv_heads": 8,
+            "mlp": 14336,
+            "vocab": 128256,
+        }
+    return llama_config(**sizes, context=16384)
+
+
+def random_linear(outputs: int, inputs: int, weights: str, device: torch.device) -> GpuLinear:
+    """Return a layer with random weights of standard deviation ``inputs ** -0.5``."""
+    width = padded_inputs(inputs)
+    spread = inputs**-0.5
+    if weights == "plain":
+        values = torch.randn(outputs, width, dtype=torch.bfloat16, device=device) * spread
+        return GpuLinear(GpuMatrix(values, outputs, inputs))
+    codes = torch.randint(0, 256, (outputs, width // 2), dtype=torch.uint8, device=device)
+    scale = torch.full((outputs, width // GROUP), spread / 4.6, device=device).half()
+    return GpuLinear(
+        GpuMatrix(codes, outputs, inputs, format="int4", group=GROUP, zero=8, scale=scale)
+    )
+
+
+def random_runner(options: argparse.Namespace, weights: str, requests: int = 1) -> GpuRunner:
+    """Return a runner of random weights; its pool has room for ``requests`` long texts."""
+    config = shape(options)
+    device = torch.device("cpu" if options.tiny else "cuda")
+    kernels = choose_kernels("auto", "fast")
+    decoder = Decoder(config, kernels)
+    hidden = config.hidden_size
+    ones = np.ones(hidden, np.float32)
+    decoder.norm = Norm.of(config, ones)
+    decoder.embedding = np.empty((0, hidden), FLOAT32)
+    made: Any = decoder
+    made.table = random_linear(config.vocab_size, hidden, "plain", device)
+    made.head = random_linear(config.vocab_size, hidden, weights, device)
+    for layer in made.layers:
+        layer.attention_norm = Norm.of(config, ones)
+        layer.mlp_norm = Norm.of(config, ones)
+        layer.qkv = random_linear(sum(config.qkv_sizes), hidden, weights, device)
+        layer.out = random_linear(hidden, config.qkv_sizes[0], weights, device)
+        layer.up = random_linear(2 * config.intermediate_size, hidden, weights, device)
+        layer.down = random_linear(hidden, config.intermediate_size, weights, device)
+    pool = GpuPool(
+        config,
+        device=device,
+        kernels=kernels,
+        num_blocks=requests * (8320 // 16),
+        block_size=16,
+        dtype=BFLOAT16,
+    )
+    return GpuRunner(decoder, GpuModel(decoder, pool))
+
+
+def read_bytes(runner: GpuRunner, tokens: int) -> int:
+    """Return the bytes that a step reads: weights, and keys and values of ``tokens`` tokens."""
+    decoder: Any = runner.decoder
+    linears = [decoder.head]
+    for layer in decoder.layers:
+        linears += [layer.qkv, layer.out, layer.up, layer.down]
+    weights = sum(linear.matrix.nbytes for linear in linears)
+    return weights + tokens * runner.cache.bytes_per_token
+
+
+def bandwidth(runner: GpuRunner) -> float:
+    """Return the measured bytes per second of reading and writing the device's memory."""
+    device = runner.cache.keys[0].device
+    size = 1 << (20 if device.type == "cpu" else 31)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds(lambda: target.copy_(source))
+
+
+def text_of(runner: GpuRunner, tokens: int, rows: int) -> BlockTable:
+    """Return the table of a text whose keys are zeros, with slots for ``rows`` rows."""
+    table = BlockTable()
+    runner.cache.prepare(table, tokens + rows)
+    table.length = tokens
+    return table
+
+
+def chain(table: BlockTable, rows: int) -> BatchEntry:
+    return BatchEntry(table, TokenTree.chain([7] * rows), range(rows))
+
+
+def run_tests(report: Report, options: argparse.Namespace) -> None:
+    """Part a."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-x", "-n0", "-p", "no:cacheprovider"]
+    done = subprocess.run(  # noqa: S603 - this repository's tests
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    report.add("tests", code=done.returncode, end=done.stdout.splitlines()[-3:])
+    if options.tiny:
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = tiny_checkpoint(Path(name) / "target", layers=30, hidden=768)
+        draft = tiny_checkpoint(Path(name) / "draft", layers=2, hidden=768)
+        llm = LLM(folder, device="cuda", dtype="bfloat16", drafter="autoregressive")
+        prompts = ["def add(a, b):", "one two three one two three one"]
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(max_tokens=128, temperature=temperature, seed=5)
+            want = [each.token_ids for each in llm.generate(prompts, params)]
+            for spec in DRAFTERS:
+                drafter = spec.format(draft=f"model={str(draft)!r}")
+                got = llm.generate(prompts, params, drafter=drafter)
+                differing = sum(
+                    one != other
+                    for completion, tokens in zip(got, want, strict=True)
+                    for one, other in zip(completion.token_ids, tokens, strict=True)
+                )
+                report.add("equality", drafter=spec, temperature=temperature, differing=differing)
+
+
+def measure_steps(report: Report, options: argparse.Namespace, weights: str) -> None:
+    """Parts b and c."""
+    runner = random_runner(options, weights)
+    speed = bandwidth(runner)
+    report.add("bandwidth", bytes_per_second=speed)
+    for tokens in (16,) if options.tiny else CONTEXTS:
+        floor = read_bytes(runner, tokens) / speed
+        for rows in (1, 4) if options.tiny else ROWS:
+            table = text_of(runner, tokens, rows)
+            batch = ForwardBatch([chain(table, rows)])
+            took = seconds(lambda batch=batch: runner.forward(batch), 2 if options.tiny else ROUNDS)
+            runner.cache.release(table)
+            report.add(
+                "step",
+                weights=weights,
+                layers=runner.decoder.config.num_layers,
+                tokens=tokens,
+                rows=rows,
+                ms=1e3 * took,
+                floor_ms=1e3 * floor,
+                of_floor=took / floor,
+            )
+
+
+def measure_batch(report: Report, options: argparse.Namespace) -> None:
+    """Part d."""
+    count, tokens = (2, 16) if options.tiny else (32, 4000)
+    runner = random_runner(options, "plain", requests=1 + count // 4)
+    tables = [text_of(runner, 16 if options.tiny else 1000, 1) for _ in range(count)]
+    batch = ForwardBatch([chain(table, 1) for table in tables])
+    report.add("batch", requests=count, ms=1e3 * seconds(lambda: runner.forward(batch), 5))
+    for table in tables:
+        runner.cache.release(table)
+
+    def prompt() -> None:
+        table = text_of(runner, 0, tokens)
+        for start in range(0, tokens, 512):
+            chunk = min(512, tokens - start)
+            entry = BatchEntry(table, TokenTree.chain([7] * chunk), range(chunk - 1, chunk))
+            runner.forward(ForwardBatch([entry]))
+            runner.cache.commit_slots(table, range(chunk))
+        runner.cache.release(table)
+
+    took = seconds(prompt, 2)
+    config = runner.decoder.config
+    head = config.vocab_size * config.hidden_size * 2
+    products = tokens * (read_bytes(runner, 0) - head) // 2
+    attention = config.num_layers * config.num_heads * config.head_dim * tokens * (tokens + 1)
+    device = runner.cache.keys[0].device
+    x = torch.randn(512, config.hidden_size, dtype=torch.bfloat16, device=device)
+    w = torch.randn(config.intermediate_size * 2, config.hidden_size, device=device).bfloat16()
+    torch_speed = x.numel() * len(w) / seconds(lambda: x @ w.T)
+    speed = (products + attention) / took
+    report.add(
+        "prompt",
+        tokens=tokens,
+        ms=1e3 * took,
+        products_per_second=speed,
+        of_torch=speed / torch_speed,
+    )
+
+
+def measure_lookahead(report: Report, options: argparse.Namespace) -> None:
+    """Part e: the rows of a window W with n-grams of 5 and W guesses are 8 W; at most 120."""
+    runner = random_runner(options, "plain")
+    windows = (1, 2) if options.tiny else (1, 3, 5, 7, 10, 15)
+    tokens = 16 if options.tiny else 1000
+    of_rows = dict[int, float]()
+    largest = 8 * windows[-1]
+    for rows in sorted(
+        {1, *(8 * window for window in windows), *(largest // n for n in (2, 4, 8))}
+    ):
+        table = text_of(runner, tokens, rows)
+        batch = ForwardBatch([chain(table, rows)])
+        of_rows[rows] = seconds(lambda batch=batch: runner.forward(batch), 5)
+        runner.cache.release(table)
+    for window in windows:
+        ratio = of_rows[8 * window] / of_rows[1]
+        report.add("lookahead", window=window, rows=8 * window, of_one_row=ratio)
+    for devices in (2, 4, 8):
+        ratio = of_rows[largest // devices] / of_rows[largest]
+        report.add("simulated", devices=devices, rows=largest // devices, of_one_device=ratio)
+
+
+def measure_processor(report: Report, options: argparse.Namespace) -> None:
+    """Part f."""
+    with tempfile.TemporaryDirectory() as name:
+        layers, hidden = (1, 64) if options.tiny else (24, 2048)
+        folder = tiny_checkpoint(Path(name), layers=layers, hidden=hidden)
+        for threads in (1, 2, 4, 8, 16):
+            llm = LLM(folder, weights="int4", threads=threads, drafter="autoregressive")
+            for rows in (1, 4, 16):
+                table = text_of(llm.engine.runner, 64, rows)
+                batch = ForwardBatch([chain(table, rows)])
+                runner = llm.engine.runner
+                took = seconds(lambda run=runner, batch=batch: run.forward(batch), 9)
+                llm.engine.cache.release(table)
+                report.add("processor", threads=threads, rows=rows, ms=1e3 * took)
+            llm.close()
+
+
+def measure_transformers(report: Report, options: argparse.Namespace) -> None:
+    """Part g."""
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # noqa: PLC0415 - optional
+
+    own = shape(options)
+    device = "cpu" if options.tiny else "cuda"
+    config = LlamaConfig(
+        hidden_size=own.hidden_size,
+        intermediate_size=own.intermediate_size,
+        num_hidden_layers=own.num_layers,
+        num_attention_heads=own.num_heads,
+        num_key_value_heads=own.num_kv_heads,
+        vocab_size=own.vocab_size,
+        max_position_embeddings=own.context,
+    )
+    with torch.device(device), torch.inference_mode():
+        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        cache = StaticCache(config=config, max_cache_len=1024)
+        step = model if options.tiny else torch.compile(model, mode="reduce-overhead")
+        token = torch.zeros(1, 1, dtype=torch.int64)
+        positions = torch.full((1,), 128)
+        took = seconds(lambda: step(token, past_key_values=cache, cache_position=positions), ROUNDS)
+    report.add("transformers", layers=own.num_layers, ms=1e3 * took)
+
+
+PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
+    "a": run_tests,
+    "b": lambda report, options: measure_steps(report, options, "plain"),
+    "c": lambda report, options: measure_steps(report, options, "int4"),
+    "d": measure_batch,
+    "e": measure_lookahead,
+    "f": measure_processor,
+    "g": measure_transformers,
+}
+
+
+if __name__ == "__main__":
+    main()

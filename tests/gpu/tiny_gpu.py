@@ -1,0 +1,58 @@
+"""Tiny models on the runner of :mod:`pronk.gpu`: on a GPU, or on the CPU by Triton's interpreter."""
+
+from typing import Any
+
+import torch
+
+from pronk.base.arrays import FLOAT32, Array, DType
+from pronk.base.convert import to_tensor
+from pronk.drafting.target import Target
+from pronk.engine.engine import Engine
+from pronk.engine.options import BatchOptions
+from pronk.gpu.model import GpuModel
+from pronk.gpu.pool import GpuPool
+from pronk.gpu.runner import GpuRunner
+from pronk.gpu.weights import gpu_linear
+from tiny_models import POISON, decoder_of, kernels, tiny_module
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def put(array: Array) -> torch.Tensor:
+    """Copy an array to the device of the tests."""
+    return to_tensor(array).to(DEVICE)
+
+
+def gpu_runner(
+    dtype: DType = FLOAT32,
+    *,
+    weights: str = "plain",
+    share_prefixes: bool = False,
+    num_blocks: int = 64,
+    **shape: Any,
+) -> GpuRunner:
+    """Return the runner of a tiny model; ``shape`` as in :func:`tiny_models.tiny_config`."""
+    module = tiny_module(dtype, **shape)
+    pool = GpuPool(
+        module.config,
+        device=DEVICE,
+        kernels=kernels(),
+        num_blocks=num_blocks,
+        block_size=16,
+        dtype=dtype,
+        poison=POISON,
+        share_prefixes=share_prefixes,
+    )
+    for layer in range(module.config.num_layers):
+        for tensor in pool.layer(layer):
+            tensor.fill_(POISON)
+    on_device = decoder_of(module, kernels(), linear=gpu_linear(kernels(), weights, dtype, DEVICE))
+    return GpuRunner(decoder_of(module, kernels(), weights), GpuModel(on_device, pool))
+
+
+def gpu_engine(
+    dtype: DType = FLOAT32, *, prefill_chunk: int = 64, max_batch: int = 8, **options: Any
+) -> Engine:
+    """Return an engine of :func:`gpu_runner`."""
+    target = Target(gpu_runner(dtype, **options))
+    return Engine(target, BatchOptions(prefill_chunk=prefill_chunk, max_batch=max_batch))
