@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -595,6 +596,17 @@ def test_older_config_keys(old: dict[str, Any], checkpoint: MakeCheckpoint, tmp_
     assert np.abs(logits(folder, 60) - transformers_logits(folder, tokens(60))).max() < TOLERANCE
 
 
+def write_short_names(original: Path, folder: Path, prefix: str, buffers: Iterable[str]) -> Path:
+    """Write a copy of a tied model with names without a prefix, buffers, and a copy of the table."""
+    shutil.copytree(original, folder)
+    stored = {name.removeprefix(prefix): tensor for name, tensor in read_tensors(folder).items()}
+    stored |= {name: np.ones(3, np.uint8) for name in buffers}
+    table = "embed_tokens.weight" if prefix == "model." else "wte.weight"
+    stored["lm_head.weight"] = stored[table].copy()
+    write_tensors(folder, stored)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("family", "prefix", "buffers"),
     [
@@ -610,13 +622,7 @@ def test_names_without_prefix_and_saved_buffers(
     tmp_path: Path,
 ) -> None:
     original = checkpoint(family, tie_word_embeddings=True)
-    folder = tmp_path / "model"
-    shutil.copytree(original, folder)
-    stored = {name.removeprefix(prefix): tensor for name, tensor in read_tensors(folder).items()}
-    stored |= {name: np.ones(3, np.uint8) for name in buffers}
-    table = "embed_tokens.weight" if family == "llama" else "wte.weight"
-    stored["lm_head.weight"] = stored[table].copy()
-    write_tensors(folder, stored)
+    folder = write_short_names(original, tmp_path / "model", prefix, buffers)
     assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 

@@ -13,16 +13,15 @@ import torch
 import oracle
 import tiny_models
 from checkpoints import MakeCheckpoint
-from models.test_logits import (  # noqa: F401 - tests, which the fixture below runs with modules
+from models.test_logits import (
     CASES,
+    LONGROPE,
     TOLERANCE,
     Case,
-    Compute,
     reference,
-    test_context_chooses_the_rotations_of_longrope,
-    test_names_without_prefix_and_saved_buffers,
     tokens,
     write_joined_experts,
+    write_short_names,
 )
 from pronk.base.arrays import BFLOAT16, FLOAT16, Array, DType
 from pronk.base.convert import to_array, torch_dtype
@@ -77,17 +76,26 @@ def logits(
     return to_array(module.logits(hidden).float())
 
 
-@pytest.fixture
-def compute() -> Compute:
-    return logits
-
-
 @pytest.mark.parametrize(
     "case", SUPPORTED, ids=[f"{case.family}: {case.name}" for case in SUPPORTED]
 )
 def test_logits_equal_transformers(case: Case, checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint(case.family, **case.overrides)
     assert np.abs(logits(folder, case.length) - reference(folder, case.length)).max() < TOLERANCE
+
+
+def test_context_chooses_the_rotations_of_longrope(checkpoint: MakeCheckpoint) -> None:
+    folder = checkpoint("phi3", **LONGROPE)
+    short = reference(folder, 32)
+    assert np.abs(logits(folder, 32, 32) - short).max() < TOLERANCE
+    assert np.abs(logits(folder, 32) - short).max() > 100 * TOLERANCE
+
+
+def test_names_without_prefix_and_saved_buffers(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    original = checkpoint("llama", tie_word_embeddings=True)
+    buffers = ["layers.0.self_attn.rotary_emb.inv_freq"]
+    folder = write_short_names(original, tmp_path / "model", "model.", buffers)
+    assert np.array_equal(logits(folder, 20), logits(original, 20))
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
