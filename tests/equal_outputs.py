@@ -36,11 +36,12 @@ GUIDES = (
     Guide(choice=("yes", "no", "perhaps")),
     Guide(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
 )
-# Options of the models, by name; "int8" has rounded weights, an adapter and rounded keys and values.
+# Options of the models, by name; "int8" has rounded weights, an adapter and rounded keys and values,
+# "blocks.gguf" keys and values of 4 bits.
 MODELS: dict[str, dict[str, Any]] = {
     "int8": {"weights": "int8", "kv_dtype": "int8", "prefix_cache": True},
     "plain": {"prefill_chunk": 16, "max_batch": 3},
-    "blocks.gguf": {"budget": "all"},
+    "blocks.gguf": {"budget": "all", "kv_dtype": "int4"},
     "recurrent": {"prefix_cache": True, "budget": "all"},
 }
 _VALUES: dict[str, list[Any]] = {

@@ -296,7 +296,9 @@ def test_stored_bytes_are_those_of_every_layout() -> None:
     ids=str,
 )
 @pytest.mark.parametrize(
-    ("kv_dtype", "rounded"), [(INT8, round_to_8_bits), (INT4, round_to_4_bits)], ids=str
+    ("kv_dtype", "rounded"),
+    [(INT8, round_to_8_bits), (INT4, round_to_4_bits)],
+    ids=["int8", "int4"],
 )
 def test_logits_with_a_quantized_cache(
     shape: dict[str, Any], kv_dtype: DType, rounded: Rounding

@@ -340,9 +340,10 @@ def test_a_pool_that_is_too_small_for_all() -> None:
         passes(llm)._on_lost()
 
 
-def test_kv_cache_of_8_bits(several: LLM) -> None:
+@pytest.mark.parametrize("kv_dtype", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+def test_quantized_kv_cache(kv_dtype: str, several: LLM) -> None:
     llm = LLM(
-        workers=2, parallel="tensor", threads=1, budget="all", kv_dtype="int8", weights="int8"
+        workers=2, parallel="tensor", threads=1, budget="all", kv_dtype=kv_dtype, weights="int8"
     )
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
     want, found = (

@@ -6,7 +6,7 @@ import pytest
 
 from kernels.test_products import same
 from pronk import LLM
-from pronk.base.arrays import FLOAT32, INT8, DType
+from pronk.base.arrays import FLOAT32, INT4, INT8, DType
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
 from pronk.kernels.library import candidates
 from pronk.models.loader import load_decoder, read_config
@@ -36,7 +36,7 @@ def test_published_digests(name: str, kernels: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_dtype", [None, INT8], ids=["float32", "int8"])
+@pytest.mark.parametrize("kv_dtype", [None, INT8, INT4], ids=["float32", "int8", "int4"])
 def test_logits_on_every_instruction_set(name: str, kv_dtype: DType | None) -> None:
     path: Path = resolve_model(name)
     opened = GgufCheckpoint(path)

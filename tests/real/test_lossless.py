@@ -189,8 +189,9 @@ def _room(llm: LLM, prompts: list[list[int]]) -> int:
     )
 
 
-def test_cache_of_8_bits(name: str, prompts: list[list[int]]) -> None:
-    other = LLM(name, calibration=False, budget="all", kv_dtype="int8")
+@pytest.mark.parametrize("kv_dtype", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+def test_quantized_kv_cache(kv_dtype: str, name: str, prompts: list[list[int]]) -> None:
+    other = LLM(name, calibration=False, budget="all", kv_dtype=kv_dtype)
     want = [
         other.generate(prompt, GREEDY, drafter="autoregressive").token_ids for prompt in prompts
     ]
