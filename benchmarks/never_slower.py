@@ -1,156 +1,229 @@
-"""Speed of `auto` relative to plain decoding where draft tokens have little chance.
+"""Speed of drafting relative to plain decoding, in cases that are built to make drafting slow.
 
-    python benchmarks/never_slower.py MODEL.gguf
-    python benchmarks/never_slower.py MODEL.gguf --cases noise batch --rounds 24 --out OUT
+    python benchmarks/never_slower.py --model MODEL.gguf
+    python benchmarks/never_slower.py --model MODEL.gguf --wall      # by the wall clock
 
-Each case decodes the same prompts with `auto` and without a drafter, by turns, on one engine, and
-both must generate the same tokens. A round gives the quotient of two times by the wall clock, the
-first token included. The table has the median of the rounds with its 95 % interval over resampled
-rounds; 1 is as fast as plain decoding, and the goal is at least 0.98 in every case.
+Each case decodes the same texts with and without draft tokens, in turn, and the script checks that
+the tokens are equal. The figure is the time without draft tokens divided by the time with them:
+less than 1 is slower. Brackets have the 90 % interval over resampled rounds. Times are those of
+``priced.py``, unless ``--wall`` is set.
 
-| case | prompts and answers |
-|---|---|
-| noise | random tokens, 96 tokens at temperature 2 |
-| one token | a chat prompt, 1 token |
-| right, then wrong | a prediction of 50 right tokens and random ones, 96 tokens |
-| batch of N | N prompts of random tokens, 48 tokens at temperature 1.5 |
-| context of N | N random tokens, 48 tokens at temperature 2 |
+- *random*: prompts of random tokens. *T = 2*: texts without any structure.
+- *sure and wrong*: the drafter proposes 4 wrong tokens per step with high confidence. *50, then
+  wrong*: the same after 50 correct tokens. *slow*: each proposal takes as long as a plain step, and
+  a third of the proposals are correct.
+- *one token*: texts of one token. *batch of N*: N requests together. *context of N*: texts after N
+  prompt tokens.
+- *a core is gone*: from the middle of the text on, forward passes take twice as long, or with
+  ``--wall`` a second process keeps a core busy.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import multiprocessing
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from statistics import median, quantiles
-from time import perf_counter, strftime
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+from priced import PricedClock
 
 from pronk import LLM, SamplingParams
-from pronk.base.files.results import save_result
-from pronk.kernels.threads import num_threads
-from pronk.lab.bench.machine import describe_hardware
+from pronk.drafting import DraftContext, Outcome, Proposer
+from pronk.sampling.tree import TokenTree
+
+Texts = dict[tuple[int, ...], list[int]]  # token ids of a text by those of its prompt
 
 PLAIN = "autoregressive"
-AUTO = "auto"
-_CHAT = "Answer with yes or no: is the Moon larger than the Earth?"
+CODE = "def area(shape):\n    return shape.width * shape.height\n\n\ndef volume(shape):\n    return"
 
 
-class Case(NamedTuple):
-    """Prompts of one case as token ids, and the options of their requests."""
+@dataclass(frozen=True)
+class WrongProposer(Proposer[None]):
+    """Drafter whose tokens are correct at the beginning of a text, and wrong afterwards.
+
+    All tokens have a high confidence.
+
+    Attributes:
+        texts: correct texts by prompt.
+        right: number of tokens at the beginning of a text with correct proposals.
+        seconds: duration of a proposal.
+        share: fraction of correct proposals after the beginning.
+        clock: clock that measures ``seconds``.
+    """
+
+    texts: Texts = field(default_factory=dict, hash=False, compare=False)
+    right: int = 0
+    seconds: float = 0.0
+    share: float = 0.0
+    clock: Callable[[], float] = field(default=time.perf_counter, hash=False, compare=False)
+
+    name = "wrong"
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Return no state."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        """Propose four tokens for each request, in at least ``seconds`` seconds."""
+        until = self.clock() + self.seconds
+        trees = [self._tree(context) for context in contexts]
+        while self.clock() < until:
+            pass
+        return trees
+
+    def observe(self, outcome: Outcome[None]) -> None:
+        """Ignore the result of the verification."""
+
+    def _tree(self, context: DraftContext[None]) -> TokenTree:
+        made = context.sampler.context.num_generated
+        text = self.texts[tuple(context.tokens[: len(context.tokens) - made])]
+        truth = text[made : made + 4]
+        dice = random.Random(made)
+        if made >= self.right and dice.random() >= self.share:
+            truth = [token + 1 for token in truth]
+        chain = [context.tokens[-1], *truth][: 1 + min(context.max_depth, context.max_nodes)]
+        return TokenTree.chain(chain, gain=[0.98**depth for depth in range(len(chain))])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case to measure.
+
+    Attributes:
+        name: name in the table.
+        prompts: token ids.
+        params: options of the requests.
+        drafter: returns the drafter; called with the correct texts by prompt, and the seconds of a
+            plain step.
+        disturbed: whether another process keeps a core busy.
+        times: number of repetitions per measurement.
+    """
 
     name: str
     prompts: list[list[int]]
     params: SamplingParams
+    drafter: Callable[[Texts, float], str | Proposer[None]] = lambda *_: "auto"
+    disturbed: bool = False
+    times: int = 1
 
 
-def make_cases(llm: LLM, chosen: Sequence[str]) -> Iterator[Case]:
-    """Yield the cases whose names begin with one of ``chosen``; all if it is empty."""
-    choose = random.Random(7)
-    vocab_size = llm.target.decoder.config.vocab_size
-    context = llm.target.decoder.config.context
-
-    def noise(length: int) -> list[int]:
-        return [choose.randrange(vocab_size) for _ in range(length)]
-
-    def sampled(temperature: float, max_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            temperature=temperature, max_tokens=max_tokens, seed=5, ignore_eos=True
-        )
-
-    makers: dict[str, Callable[[], Case]] = {
-        "noise": lambda: Case("noise", [noise(32)], sampled(2.0, 96)),
-        "one token": lambda: Case("one token", [_tokens(llm, _CHAT)], sampled(0.0, 1)),
-        "right, then wrong": lambda: _right_then_wrong(llm, noise(64)),
-    }
-    for size in (2, 8, 32):
-        makers[f"batch of {size}"] = lambda size=size: Case(  # type: ignore[misc]
-            f"batch of {size}", [noise(32) for _ in range(size)], sampled(1.5, 48)
-        )
-    for length in (100, 1000, 4000):
-        if length + 48 < context:
-            makers[f"context of {length:,}"] = lambda length=length: Case(  # type: ignore[misc]
-                f"context of {length:,}", [noise(length)], sampled(2.0, 48)
-            )
-    for name, make in makers.items():
-        if not chosen or name.startswith(tuple(chosen)):
-            yield make()
+def cases(llm: LLM, tokens: int) -> list[Case]:
+    """Return all cases, with texts of ``tokens`` tokens."""
+    dice = random.Random(0)
+    vocab = llm.config.vocab_size
+    code = llm.tokenizer.encode(CODE)
+    words = [[dice.randrange(16, vocab) for _ in range(100)] for _ in range(64)]
+    plain = SamplingParams(max_tokens=tokens, temperature=0.8, seed=1, ignore_eos=True)
+    wild = SamplingParams(max_tokens=tokens, temperature=2.0, seed=1, ignore_eos=True)
+    one = SamplingParams(max_tokens=1, ignore_eos=True)
+    long = [size for size in (100, 1000, 4000, 7800) if size + tokens <= llm.config.context]
+    return [
+        Case("random", words[:1], plain),
+        Case("T = 2", [code], wild),
+        Case("sure and wrong", [code], plain, lambda texts, _: WrongProposer(texts)),
+        Case("50, then wrong", [code], plain, lambda texts, _: WrongProposer(texts, right=50)),
+        Case(
+            "slow",
+            [code],
+            plain,
+            lambda texts, step: WrongProposer(texts, 0, step, 1 / 3, llm.engine.runner.clock),
+        ),
+        Case("one token", words[:1], one, times=16),
+        *(Case(f"batch of {size}", words[:size], wild) for size in (2, 8, 32)),
+        *(Case(f"context of {size}", [(words[0] * 80)[:size]], wild) for size in long),
+        Case("a core is gone", [code], wild, disturbed=True),
+    ]
 
 
-def _tokens(llm: LLM, text: str) -> list[int]:
-    assert llm.target.tokenizer is not None, "expected a model with a tokenizer"
-    return llm.target.tokenizer.encode(text)
+def decode(
+    llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0
+) -> tuple[float, list[list[int]]]:
+    """Decode the texts of a case; return the seconds and the token ids.
+
+    Another process keeps a core busy from ``after`` seconds on; never, if ``after`` is 0.
+    """
+    clock = llm.engine.runner.clock
+    busy = None
+    if after and isinstance(clock, PricedClock):
+        clock.slow_from = clock() + after
+    elif after:
+        busy = multiprocessing.Process(target=partial(_occupy_core, after), daemon=True)
+        busy.start()
+    began = clock()
+    for _ in range(case.times):
+        out = llm.generate(case.prompts, case.params, drafter=drafter)
+    seconds = clock() - began
+    if isinstance(clock, PricedClock):
+        clock.slow_from = math.inf
+    if busy is not None:
+        busy.kill()
+        busy.join()
+    return seconds, [each.token_ids for each in out]
 
 
-def _right_then_wrong(llm: LLM, wrong: list[int]) -> Case:
-    """Return a case whose prediction has the first 50 tokens of the output, then ``wrong``."""
-    prompt = _tokens(llm, "Once upon a time there was a small village by the sea, and in it")
-    params = SamplingParams(temperature=0.0, max_tokens=96, ignore_eos=True)
-    (plain,) = llm.generate([prompt], params, drafter=PLAIN)
-    prediction = llm.target.tokenizer.decode([*plain.token_ids[:50], *wrong])  # type: ignore[union-attr]
-    predicted = SamplingParams(
-        temperature=0.0, max_tokens=96, ignore_eos=True, prediction=prediction
-    )
-    return Case("right, then wrong", [prompt], predicted)
+def _occupy_core(after: float) -> None:
+    time.sleep(after)
+    while True:
+        pass
 
 
-def measure(llm: LLM, case: Case, rounds: int) -> list[float]:
-    """Return the seconds of plain decoding divided by those of `auto`, one number per round."""
-    quotients = list[float]()
-    expected: list[list[int]] | None = None
-    for number in range(-1, rounds):  # the first round fills caches and measures costs
-        seconds = dict[str, float]()
-        for drafter in (PLAIN, AUTO) if number % 2 else (AUTO, PLAIN):
-            began = perf_counter()
-            completions = llm.generate(case.prompts, case.params, drafter=drafter)
-            seconds[drafter] = perf_counter() - began
-            found = [list(each.token_ids) for each in completions]
-            if expected is None:
-                expected = found
-            if found != expected:
-                sys.exit(f"{case.name}: expected the same tokens with {drafter}, found others")
-        if number >= 0:
-            quotients.append(seconds[PLAIN] / seconds[AUTO])
-    return quotients
+def run(llm: LLM, case: Case, rounds: int) -> list[float]:
+    """Return the ratio of the times without and with draft tokens in each round.
+
+    The tokens of both must be equal.
+    """
+    ratios = []
+    usual, texts = decode(llm, case, PLAIN)
+    known = {tuple(prompt): text for prompt, text in zip(case.prompts, texts, strict=True)}
+    drafter = case.drafter(known, usual / case.params.max_tokens)
+    proposer = llm.get_proposer(drafter)
+    for number in range(rounds):
+        order = (PLAIN, proposer) if number % 2 else (proposer, PLAIN)
+        seconds = {}
+        for method in order:
+            after = usual / 2 if case.disturbed else 0.0
+            seconds[method], said = decode(llm, case, method, after=after)
+            assert said == texts, f"{case.name}: tokens differ from plain decoding's"
+        ratios.append(seconds[PLAIN] / seconds[proposer])
+    return ratios
 
 
-def interval(numbers: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median over 1,000 resamples."""
-    choose = random.Random(1)
-    medians = [median(choose.choices(numbers, k=len(numbers))) for _ in range(1000)]
-    parts = quantiles(medians, n=40)
-    return parts[0], parts[-1]
-
-
-def table(results: dict[str, list[float]]) -> str:
-    """Return the results of all cases as a table in Markdown."""
-    lines = ["| case | auto / plain | 95 % interval |", "|---|--:|---|"]
-    for name, quotients in results.items():
-        low, high = interval(quotients)
-        lines.append(f"| {name} | {median(quotients):.3f} | {low:.3f} to {high:.3f} |")
-    return "\n".join(lines)
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the 90 % interval of the mean over resampled rounds."""
+    dice = random.Random(0)
+    count = len(ratios)
+    means = sorted(sum(dice.choices(ratios, k=count)) / count for _ in range(1000))
+    return means[50], means[949]
 
 
 def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("model")
-    parser.add_argument("--cases", nargs="+", default=[], help="beginnings of names; default: all")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", help="file name without the ending .md")
-    arguments = parser.parse_args()
-    llm = LLM(arguments.model, drafter=AUTO, threads=arguments.threads)
-    results = dict[str, list[float]]()
-    for case in make_cases(llm, arguments.cases):
-        results[case.name] = measure(llm, case, arguments.rounds)
-        print(table({case.name: results[case.name]}).splitlines()[-1], flush=True)
-    if arguments.out:
-        processor = describe_hardware("cpu")["processor"]
-        heading = f"{processor}, {num_threads()} threads, {strftime('%B %Y')}"
-        save_result("out", Path(f"{arguments.out}.md"), f"{heading}\n\n{table(results)}\n")
+    """Run the measurements, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=192, help="length of each text")
+    parser.add_argument("--wall", action="store_true", help="use the wall clock")
+    parser.add_argument("--only", nargs="+", help="beginnings of the names of cases")
+    args = parser.parse_args()
+    llm = LLM(args.model, kv_memory="2GiB", max_batch=32, drafter=PLAIN)
+    clock = PricedClock()
+    if not args.wall:
+        clock.attach(llm)
+    with clock.installed(only=not args.wall):
+        llm.generate(CODE, SamplingParams(max_tokens=8), drafter="auto")
+        print("| case | time without / with draft tokens |\n|---|---|")
+        for case in cases(llm, args.tokens):
+            if args.only and not any(case.name.startswith(name) for name in args.only):
+                continue
+            ratios = run(llm, case, args.rounds)
+            low, high = interval(ratios)
+            print(f"| {case.name} | {median(ratios):.3f} ({low:.3f} to {high:.3f}) |", flush=True)
 
 
 if __name__ == "__main__":

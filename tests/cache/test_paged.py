@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 from oracle import Rounding, dense_logits, round_to_4_bits, round_to_8_bits
-from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, UINT8, Array, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, KV_DTYPES, UINT8, Array, DType
 from pronk.base.errors import CacheFullError, OptionError
 from pronk.cache import budget
 from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.layout import kv_bytes_per_token
+from pronk.cache.options import KV_DTYPE_NAMES
 from pronk.cache.paged import PagedCache
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.linear import Linear, Norm, WeightLayout
@@ -232,6 +233,10 @@ def test_panels(dtype: DType) -> None:
     assert np.isnan(every(cache, slice(48, 64))[0]).all()
     with pytest.raises(AssertionError, match="panels of 16"):
         make_cache(CONFIG, dtype, block_size=24)
+
+
+def test_names_of_dtypes() -> None:
+    assert tuple(KV_DTYPES) == KV_DTYPE_NAMES
 
 
 def test_codes_of_8_bits() -> None:

@@ -194,6 +194,7 @@ def test_options_reach_the_library(
     del made.options["check"]  # a function; test_requests_that_do_not_fit tests it
     expected = {
         "drafter": "autoregressive",
+        "max_tree": 128,
         "device": "cpu",
         "dtype": "float32",
         "context": 128,

@@ -91,9 +91,7 @@ def check(
 
 
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
-def test_saved_features_equal_those_of_a_dense_pass(
-    windows: tuple[int | None, ...], *, packed: bool
-) -> None:
+def test_saved_features_equal_those_of_a_dense_pass(windows: tuple[int | None, ...]) -> None:
     decoder = tiny_decoder(windows=windows)
     module = tiny_module(windows=windows)
     params = [

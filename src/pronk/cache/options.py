@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pronk.base.arrays import KV_DTYPES
 from pronk.base.options import Option, documented
+
+# Keys of :data:`pronk.base.arrays.KV_DTYPES`. It is not imported: --help does not wait for NumPy.
+KV_DTYPE_NAMES = ("auto", "int8", "int4")
 
 
 @documented
@@ -29,7 +31,7 @@ class CacheOptions:
         Option(
             "Data type of the KV cache. auto: that of the model. int8, int4: quantized, half and "
             "about a quarter of the memory of 16 bits.",
-            choices=tuple(KV_DTYPES),
+            choices=KV_DTYPE_NAMES,
             details=(
                 '``"int8"`` has a scale per head and token of the target\'s keys and values. '
                 '``"int4"`` rotates them first, and has a scale per 32 numbers. Both change the '

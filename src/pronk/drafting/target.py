@@ -67,8 +67,10 @@ class Target:
             option: the drafter's option, such as ``suffix: num_nodes``.
             rows: its number of draft tokens, or of rows if it always takes all of them.
         """
-        if rows > self.max_tree:
-            msg = f"{option}: expected at most {self.max_tree}, the limit max_tree, found {rows}; "
+        # An engine with a lower limit than usual cuts the trees of usual drafters.
+        limit = max(self.max_tree, DEFAULT_MAX_TREE)
+        if rows > limit:
+            msg = f"{option}: expected at most {limit}, the limit max_tree, found {rows}; "
             raise OptionError(msg + f"set max_tree to {rows}")
 
     @property

@@ -9,7 +9,7 @@ from engine import cases
 from engine import test_equality as equality
 from engine.test_equality import ALONE, SETTINGS_OF_READERS, SHIFTS, matrix
 from lab.drafters.cases import DRAFTERS, spec
-from pronk.base.arrays import BFLOAT16, FLOAT32, DType
+from pronk.base.arrays import BFLOAT16, FLOAT32, INT4, INT8, DType
 from pronk.drafting import make_drafter
 from tiny_models import make_engine, tiny_decoder
 
@@ -56,8 +56,9 @@ def test_drafters_of_a_model_with_states(name: str, variant: str, dtype: DType) 
         for name in DRAFTERS
     ],
 )
-def test_8_bit_cache(name: str) -> None:
-    equality.test_8_bit_cache(spec(name))
+@pytest.mark.parametrize("kv_dtype", [INT8, pytest.param(INT4, marks=pytest.mark.slow)], ids=str)
+def test_quantized_cache(name: str, kv_dtype: DType) -> None:
+    equality.test_quantized_cache(spec(name), kv_dtype)
 
 
 @pytest.mark.parametrize(

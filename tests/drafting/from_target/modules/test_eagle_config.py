@@ -344,6 +344,7 @@ def test_packaged_heads(
         "suffix",
         "recycling",
         "eagle3",
+        "lookahead",  # asked only where rows are free
     ]
     assert not recwarn.list
 
