@@ -277,3 +277,31 @@ def test_make_docs(tmp_path: Path) -> None:
     for option in (*declared_options(LLMOptions), *declared_options(SamplingParams)):
         assert f">{option}<" in page, "the signature and the text of each option"
     assert "Annotated" not in page
+
+
+def long_lines(text: str) -> list[int]:
+    """Return the numbers of lines of prose above 120 characters.
+
+    Code, tables, pictures and generated blocks may be longer.
+    """
+    found = []
+    in_code = in_block = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*(```|~~~)", line):
+            in_code = not in_code
+        if line.startswith(("<!-- begin", "<!-- end")):
+            in_block = line.startswith("<!-- begin")
+        is_prose = not line.lstrip().startswith(("|", "!", "<"))
+        if is_prose and not in_code and not in_block and len(line) > 120:
+            found.append(number)
+    return found
+
+
+def test_lines_of_prose() -> None:
+    long = "a " * 61
+    assert long_lines(f"{long}\n```\n{long}\n```\n| {long} |\nshort\n{long}\n") == [1, 7]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    found = {
+        str(page.relative_to(ROOT)): long_lines(page.read_text(encoding="utf-8")) for page in pages
+    }
+    assert {page: lines for page, lines in found.items() if lines} == {}
