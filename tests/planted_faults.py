@@ -1085,6 +1085,13 @@ _FILES = (
         "models/test_key_biases.py",
     ),
     Fault(
+        "keys of an int4 cache keep their biases",
+        "kernels/csrc/ops.inc",
+        "  if (op->key_bias) subtract_key_bias(s, op, row, kv_head, y);\n",
+        "",
+        "models/test_key_biases.py",
+    ),
+    Fault(
         "a moved key of an int4 cache keeps the scales of another slot",
         "kernels/csrc/pack.cpp",
         "copy_bytes(panel + codes * 16 + (k * 16 + lane) * bytes, bytes)",

@@ -18,6 +18,7 @@ from pronk.cache.prompt_cache import PromptCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, file_identity
 from pronk.kernels.library import Kernels, arithmetic_digest
+from pronk.models.key_biases import SHORTEST_PAIR
 
 _DEFAULT_SIZE = "4GiB"
 _READ_BYTES = 1 << 24  # bytes of a file that are read at a time
@@ -76,6 +77,7 @@ def open_prompt_cache(
         "version": __version__,
         "config": identity,
         "arithmetic": _arithmetic(kernels),
+        "biases left out of int4 keys": SHORTEST_PAIR,
     } | settings
     key = repr([_content_digest(store, model), *sorted(parts.items())])
     return PromptCache(store, key)

@@ -302,6 +302,17 @@ bool has_valid_heads(const pronk_op* op) {
   return op->input_columns >= w->N / w->unit * w->K && (op->input == PRONK_A || op->input == PRONK_B);
 }
 
+// Whether the pairs of a bias of keys are in RoPE's part of a head, and are rotated by positions.
+bool has_valid_key_bias(const pronk_pass* pass, const pronk_op* op) {
+  if (!op->key_bias) return true;
+  if (op->rope < 1 || pass->rope_by_row[op->rope - 1]) return false;
+  if (op->rope_dim > op->head_dim || op->num_bias_pairs < 1 || op->num_bias_pairs > op->rope_dim / 2) return false;
+  for (int32_t i = 0; i < op->num_bias_pairs; i++) {
+    if (op->bias_pairs[i] < 0 || op->bias_pairs[i] >= op->rope_dim / 2) return false;
+  }
+  return true;
+}
+
 struct ProgramTask {
   State* state;
   const IsaKernels* isa;
@@ -387,6 +398,7 @@ bool is_valid(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->cache < 0 || op->cache > pass->num_others) return false;
     bool uses_cache = op->keys || op->values;
     if (uses_cache && !has_slots(pass, op)) return false;
+    if (!has_valid_key_bias(pass, op)) return false;
   }
   return true;
 }
