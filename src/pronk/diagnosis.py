@@ -67,14 +67,14 @@ class Work:
 
     Attributes:
         num_bytes: bytes of weights that a forward pass over one row reads.
-        products: products of a weight and an activation for one row.
+        products: products of a weight and an activation for one row of a prompt.
     """
 
     num_bytes: int
     products: int
 
     def limits(self, speeds: Measured) -> tuple[float, float]:
-        """Return the largest tokens/s of plain decoding, and of reading a prompt."""
+        """Return the largest tokens/s of plain decoding, and about those of reading a prompt."""
         return speeds.bandwidth / self.num_bytes, speeds.products / self.products
 
 
@@ -209,9 +209,9 @@ def decoding_work(path: Path) -> Work:
         if group not in skipped:
             share = chosen if group == "experts" and _is_expert(name) else 1.0
             num_bytes += share * checkpoint.nbytes(name)
-    products = count_parameters(config)
-    if not config.tied:
-        products -= config.vocab_size * config.hidden_size
+    # An embedding is not multiplied, and the output's matrix only for the last row of a prompt.
+    tables = 1 if config.tied else 2
+    products = count_parameters(config) - tables * config.vocab_size * config.hidden_size
     if mixture is not None:
         # an expert has three matrices: gate, up and down
         weights = 3 * config.hidden_size * mixture.width

@@ -184,7 +184,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _table(models: Sequence[dict[str, Any]]) -> Table:
     """Return the table of the models' limits."""
     table = Table("model", box=None, pad_edge=False)
-    for heading in ("reads per token", "at most tokens/s", "of prompts"):
+    for heading in ("reads per token", "at most tokens/s", "prompts, about"):
         table.add_column(heading, justify="right")
     for row in models:
         if "error" in row:
