@@ -1,12 +1,13 @@
 """The Dockerfile's steps, outside of a container (``tools/dockerfile.py``)."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 TOOL = ROOT / "tools" / "dockerfile.py"
@@ -15,12 +16,7 @@ TOOL = ROOT / "tools" / "dockerfile.py"
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
     """Return the module ``tools/dockerfile.py``."""
-    spec = importlib.util.spec_from_file_location("pronk_dockerfile", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/dockerfile.py")
 
 
 def test_instructions(tool: ModuleType) -> None:

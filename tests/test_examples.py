@@ -1,21 +1,17 @@
 """Every script in ``examples/`` runs on pronk-tiny."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from scripts import load_script
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def load(name: str) -> Callable[[str | None], None]:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    main: Callable[[str | None], None] = module.main
+    main: Callable[[str | None], None] = load_script(f"examples/{name}.py").main
     return main
 
 

@@ -1,12 +1,13 @@
 """Wheels: their files, libraries and size; the workflows try each platform's wheel."""
 
-import importlib.util
 import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 LINUX = ("pronk/kernels/libpronk.so", "pronk/kernels/libpronk_suffix.so")
@@ -15,13 +16,7 @@ LINUX = ("pronk/kernels/libpronk.so", "pronk/kernels/libpronk_suffix.so")
 @pytest.fixture(scope="module")
 def wheels() -> ModuleType:
     """Return the module ``tools/wheels.py``."""
-    spec = importlib.util.spec_from_file_location("pronk_wheels", ROOT / "tools" / "wheels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pronk_wheels"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/wheels.py")
 
 
 def wheel(folder: Path, tag: str, *names: str, size: int = 0) -> Path:

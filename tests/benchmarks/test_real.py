@@ -1,6 +1,5 @@
 """``benchmarks/real.py`` measures, continues and shows; its rows follow from the samples."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,18 +9,12 @@ import pytest
 
 from pronk.engine.stats import StepStats
 from pronk.lab.bench.records import Sample
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "real.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def real() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("real_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/real.py")
 
 
 def test_a_benchmark_of_a_small_model(

@@ -473,10 +473,10 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
 @pytest.mark.parametrize("name", ["oracle", "adversarial", "recycling", "merged"])
 def test_committed_tokens_never_change(name: str, options: str) -> None:
     """After each step the KV cache holds all tokens of the text but the last one."""
-    want = plain(FLOAT32, options)
+    want = plain(FLOAT32, options, max_tokens=80)
     engine = make_engine(tiny_decoder())
     proposer = drafter(name, want).bind(engine.target)
-    got = [ask(prompt, params(options, i), proposer) for i, prompt in enumerate(PROMPTS)]
+    got = [ask(prompt, params(options, i, 80), proposer) for i, prompt in enumerate(PROMPTS)]
     for request in got:
         engine.add(request)
     steps = 0
@@ -488,7 +488,7 @@ def test_committed_tokens_never_change(name: str, options: str) -> None:
                 assert request.block_table.length == len(request.tokens) - 1
                 steps += 1
     assert_same(got, want)
-    assert total(got, "moved") > 0
+    assert total(got, "moved") > 10
     assert steps > 20
 
 

@@ -128,6 +128,15 @@ class TerminalOutput:
         width = self._out.width if self.interactive else _UNLIMITED
         return textwrap.wrap(text, width, subsequent_indent=" " * indent)
 
+    def facts(self, pairs: Iterable[tuple[str, str]], label_width: int) -> None:
+        """Print pairs of a label and a text as a result, in two columns.
+
+        The first column has ``label_width`` characters. Without a terminal, a pair is one line.
+        """
+        for label, text in pairs:
+            for line in self.wrap(f"{label:{label_width}}{text}", label_width):
+                self.result(Text(line), one_line_rows=True)
+
     def figures(self, text: str) -> None:
         """Print a line of statistics if statistics are on."""
         if self._stats:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from pronk.base.quantities import count_text, size_texts
 from pronk.cli.console import TerminalOutput
@@ -67,9 +66,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
-        for label, value in _lines(facts):
-            for line in screen.wrap(f"{label:{_LABEL_WIDTH}}{value}", _LABEL_WIDTH):
-                screen.result(Text(line), one_line_rows=True)
+        screen.facts(_lines(facts), _LABEL_WIDTH)
         if facts["models"]:
             screen.result(_table(facts["models"]), one_line_rows=True)
     for fault in facts["faults"]:

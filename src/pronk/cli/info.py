@@ -53,8 +53,6 @@ def info(
 
     pronk info Qwen/Qwen3-4B-GGUF:Q4_K_M --context 8192
     """
-    from rich.text import Text
-
     from pronk.cli.console import TerminalOutput
     from pronk.models.resolve import resolve_model
 
@@ -62,10 +60,7 @@ def info(
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    screen = TerminalOutput()
-    for label, value in _lines(facts):
-        for line in screen.wrap(f"{label:{_LABEL_WIDTH}}{value}", _LABEL_WIDTH):
-            screen.result(Text(line), one_line_rows=True)
+    TerminalOutput().facts(_lines(facts), _LABEL_WIDTH)
 
 
 def _facts(path: Path, context: int | None) -> dict[str, Any]:
