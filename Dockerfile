@@ -1,8 +1,8 @@
 # The server of pronk on a processor, with the kernels of all instruction sets.
 #
 #     docker build -t pronk .
-#     docker run -p 127.0.0.1:8000:8000 -e PRONK_API_KEY=secret -v pronk:/models pronk
-#     docker run -p 127.0.0.1:8000:8000 -e PRONK_API_KEY=secret -v pronk:/models pronk --model qwen3-0.6b
+#     docker run -p 127.0.0.1:8000:8000 -e PRONK_API_KEY=a-long-secret -v pronk:/models pronk
+#     docker run -p 127.0.0.1:8000:8000 -e PRONK_API_KEY=a-long-secret -v pronk:/models pronk --model qwen3-0.6b
 #
 # Models are downloaded at the first start into the volume /models.
 FROM python:3.13-slim AS build

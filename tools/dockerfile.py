@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -116,7 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         install(steps, folder)
-        key = "secret"
+        key = secrets.token_urlsafe()
         environment = environment_of(steps, folder) | {"PRONK_API_KEY": key}
         body = {"prompt": "def fibonacci(n):", "max_tokens": 8}
         with server(steps, environment, arguments.model) as url:
