@@ -41,6 +41,7 @@ pytestmark = [
 INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 
 
+@pytest.mark.few(33)
 @pytest.mark.parametrize("name", golden.MODELS)
 def test_digests(name: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])

@@ -133,6 +133,7 @@ def logits(checkpoint: Path, adapter: Path | None, tokens: list[int] = TEXT) -> 
     return text_logits(decoder, tokens, adapter=1)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_merged_weights(
     case: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -140,6 +141,7 @@ def test_logits_equal_those_of_merged_weights(
     check_merged(*CASES[case], checkpoint, tmp_path)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", RECURRENT_CASES)
 def test_logits_of_recurrent_models_equal_those_of_merged_weights(
     case: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -249,6 +251,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("chosen", "weights"),
     covering([each.name for each in candidates()], ["float32", "bfloat16", "int4"], strength=1),

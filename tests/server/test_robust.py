@@ -635,6 +635,7 @@ def last_event(answer: httpx.Response, stop: Any) -> dict[str, Any]:
     return dict(json.loads(events[-1]))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine_ends", [True, False], ids=["engine ends", "engine hangs"])
 @pytest.mark.parametrize("route", ASKS)
 def test_streams_end_with_an_error_when_the_server_stops(

@@ -290,6 +290,7 @@ def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: 
     assert dispatcher.num_requests == 0
 
 
+@pytest.mark.slow  # test_dispatcher.py has deaths of replicas
 def test_a_stream_continues_when_its_replicas_are_killed_in_turn(
     dispatcher: Dispatcher, llm: LLM
 ) -> None:
