@@ -588,6 +588,7 @@ def lines_of(
             assert resumed.wait(HUNG)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("signals", [1, 2])
 def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
     """The stream is longer than all buffers, so that it ends only after the client has read on."""

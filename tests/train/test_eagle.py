@@ -402,6 +402,7 @@ def test_the_command_trains_exports_and_goes_on(
     assert "steps" in refusal(f"{command} --epochs 1")
 
 
+@pytest.mark.slow  # test_commands.py trains each kind
 def test_the_command_trains_mtp_heads(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
     command = (
         f"eagle3 --kind mtp --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} "
