@@ -155,7 +155,6 @@ def cases(commands: Sequence[str], faults: Sequence[str], slowly: Sequence[str] 
     return [*here, *slow, *few, *rest]
 
 
-@pytest.mark.few(7)
 @NEEDS_FULL
 @pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [FULL_STREAM, UNBUFFERED]))
 def test_a_full_output_is_one_line(run: Run, arguments: str, fault: str) -> None:
@@ -171,7 +170,6 @@ def test_a_full_output_is_one_line(run: Run, arguments: str, fault: str) -> None
     )
 
 
-@pytest.mark.few(7)
 @pytest.mark.parametrize(("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, READER_HAS_ENDED]))
 def test_an_output_that_ends_is_no_error(run: Run, arguments: str, fault: str) -> None:
     """As usual in a pipe, the exit code tells the shell of an ended reader, and no message does."""
@@ -181,7 +179,6 @@ def test_an_output_that_ends_is_no_error(run: Run, arguments: str, fault: str) -
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.few(10)
 @NEEDS_FULL
 @pytest.mark.parametrize(
     ("run", "arguments", "fault"), cases([*COMMANDS, *MISTAKES], [CLOSED, FULL_STREAM])

@@ -454,7 +454,6 @@ def test_chunks_of_prompts(variant: str, dtype: DType) -> None:
         assert not [*chunks_differ(decoder, length=SHORT, chunks=(33, 512))]
 
 
-@pytest.mark.few(10)
 @EACH
 def test_token_trees(variant: str, dtype: DType) -> None:
     for seed in range(2):

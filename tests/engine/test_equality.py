@@ -320,7 +320,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.few(14)
 @pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("variant", "dtype"), covering([*VARIANTS], [FLOAT32, BFLOAT16], strength=1), ids=str

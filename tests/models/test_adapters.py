@@ -133,7 +133,6 @@ def logits(checkpoint: Path, adapter: Path | None, tokens: list[int] = TEXT) -> 
     return text_logits(decoder, tokens, adapter=1)
 
 
-@pytest.mark.few(7)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_merged_weights(
     case: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -141,7 +140,6 @@ def test_logits_equal_those_of_merged_weights(
     check_merged(*CASES[case], checkpoint, tmp_path)
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize("case", RECURRENT_CASES)
 def test_logits_of_recurrent_models_equal_those_of_merged_weights(
     case: str, checkpoint: MakeCheckpoint, tmp_path: Path

@@ -20,7 +20,6 @@ LENGTHS = (1, 3, 4, 5, 64, 65, 200)
 MIXED = {"": "Q4_K", "ssm_in": "Q5_K", "ssm_out": "Q8_0", "ffn_down": "Q6_K"}
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_equal_transformers(case: str, checkpoint: MakeCheckpoint) -> None:
     family, overrides = CASES[case]

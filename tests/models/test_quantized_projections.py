@@ -87,7 +87,6 @@ def swap(tensors: dict[str, Array], names: str, made: dict[str, Array]) -> dict[
     }
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize("projections", ["q", "k", "v", "qk", "qv"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_plain_and_quantized_projections_keep_their_form(

@@ -24,7 +24,6 @@ CASES = [
 ]
 
 
-@pytest.mark.few(7)
 @pytest.mark.parametrize(("family", "overrides"), CASES, ids=str)
 def test_prompts_equal_transformers(
     family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint
