@@ -1,10 +1,11 @@
 # make demo   set up .venv, download SmolLM2 and ask it a question
 # make docs   build the documentation's site into build/site
 # make test   set up .venv and run what CI runs: lint, types, tests
+# make test-fast  run the tests of the files that differ from main, in a minute; a few of all if none differs
 # make test-slow  run the tests that take minutes, also those on the real models of this machine
 # make coverage   run the tests of `make test` and fail below the floor of covered lines in pyproject.toml
 # make lint   run ruff and mypy
-# make arm    download an arm64 Python into build/arm (Debian): the tests then run pronk on emulated Arm processors
+# make arm    download an arm64 Python into build/arm (Debian): the slow tests then run pronk on emulated Arm processors
 # make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
 # make wheels build a wheel for every platform, and the source archive, into dist/ (WHEELS="linux-x86_64 sdist": some)
 #
@@ -12,7 +13,7 @@
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo docs test untested lint test-slow coverage arm sanitize wheels clean
+.PHONY: demo docs test test-fast untested lint test-slow coverage arm sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 # Without bytecode on disk, each process of the tests compiles the package, and pytest rewrites all tests again.
@@ -51,8 +52,7 @@ untested:
 	@have() { command -v "$$1" >/dev/null 2>&1; }; \
 	have qemu-aarch64 || have qemu-aarch64-static || missing="qemu-user"; \
 	have aarch64-linux-gnu-g++ || have zig || missing="$$missing g++-aarch64-linux-gnu"; \
-	test -z "$$missing" || echo "make: ARM'S KERNELS WERE NOT TESTED: no emulator or no compiler; apt-get install" $$missing >&2; \
-	test -d build/arm || echo "make: PROGRAMS WERE NOT RUN ON ARM: no arm64 Python; make arm" >&2
+	test -z "$$missing" || echo "make: ARM'S KERNELS WERE NOT TESTED: no emulator or no compiler; apt-get install" $$missing >&2
 
 # pytest rewrites the asserts of all test files when it first imports them, which takes 10 s of processor time. In a new
 # clone one process does it, and stores the bytecode; otherwise each process of the tests would. Errors are those of the
@@ -67,6 +67,10 @@ lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --quiet --check .
 	$(PY) -m mypy
+
+test-fast: $(INSTALLED_DEV)
+	$(PY) -m ruff check --quiet .
+	$(PY) -m pytest $$($(PY) tools/changed_tests.py)
 
 test-slow: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal -m slow

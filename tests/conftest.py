@@ -26,6 +26,7 @@ import torch
 import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
 from command_line import command  # noqa: F401 - a fixture
+from covering import mark_further_cases
 from pronk.checkpoint.hub.clone_models import TINY_MODEL
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
@@ -52,6 +53,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="folder with GGUF files, such as models/ of llama.cpp's source, whose ids are compared",
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Make slow tests of the cases that the marker ``few`` leaves out.
+
+    The sanitizers check all cases: only some files run with them.
+    """
+    if config.getoption("--library") is None:
+        mark_further_cases(items)
 
 
 def pytest_collection_finish() -> None:

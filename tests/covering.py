@@ -1,6 +1,7 @@
-"""Choice of test cases among all combinations of options: a covering array.
+"""Choice of test cases that run always; all others are slow tests.
 
-The chosen cases run always. All other combinations are slow tests.
+``covering`` chooses among all combinations of options: a covering array. The marker ``few`` chooses
+among the cases that a test has, however they were parametrized.
 """
 
 from collections import Counter
@@ -26,6 +27,53 @@ def covering(*factors: Sequence[Any], strength: int = 2) -> list[Any]:
         marks = () if numbers in chosen else pytest.mark.slow
         cases.append(pytest.param(*values, marks=marks))
     return cases
+
+
+def mark_further_cases(items: Sequence[pytest.Item]) -> None:
+    """Mark the cases of tests with the marker ``few(count)`` as slow, all but ``count`` of them.
+
+    The cases that stay have as many values of each parameter as possible (:func:`spread_cases`).
+    Cases that are slow tests already do not count.
+    """
+    cases_of: dict[tuple[Any, str], list[pytest.Function]] = {}
+    for item in items:
+        if item.get_closest_marker("few") is None or item.get_closest_marker("slow") is not None:
+            continue
+        assert isinstance(item, pytest.Function)
+        cases_of.setdefault((item.parent, item.originalname), []).append(item)
+    for cases in cases_of.values():
+        marker = cases[0].get_closest_marker("few")
+        assert marker is not None
+        (count,) = marker.args
+        # Parametrization shares the objects that are values, which need not be hashable.
+        values = [[id(value) for value in case.callspec.params.values()] for case in cases]
+        chosen = spread_cases(values, count)
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker("slow")
+
+
+def spread_cases(cases: Sequence[Sequence[int]], count: int) -> set[int]:
+    """Return the numbers of ``count`` cases that have as many values as possible.
+
+    The search is greedy and deterministic: it always takes the case with most values that no chosen
+    case has; among equal ones, evenly spaced cases come first.
+
+    Args:
+        cases: for each case, the value of each parameter.
+        count: number of cases, at least 1.
+    """
+    last = len(cases) - 1
+    even = [round(number * last / max(1, count - 1)) for number in range(min(count, len(cases)))]
+    order = [*dict.fromkeys([*even, *range(len(cases))])]
+    missing = {place for case in cases for place in enumerate(case)}
+    chosen = set[int]()
+    while len(chosen) < min(count, len(cases)):
+        free = [number for number in order if number not in chosen]
+        best = max(free, key=lambda number: len(missing.intersection(enumerate(cases[number]))))
+        missing.difference_update(enumerate(cases[best]))
+        chosen.add(best)
+    return chosen
 
 
 def covering_array(sizes: Sequence[int], strength: int) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -43,9 +44,14 @@ class FakeHub:
 
     def commit(self, repo: str) -> str:
         """Return the commit of a repository: a hash of its files."""
-        return hashlib.sha1(
-            repr(sorted(self.repos[repo].items())).encode(), usedforsecurity=False
-        ).hexdigest()
+        files = [(name, sha256(data)) for name, data in sorted(self.repos[repo].items())]
+        return hashlib.sha1(repr(files).encode(), usedforsecurity=False).hexdigest()
+
+
+@lru_cache(maxsize=16)
+def sha256(data: bytes) -> str:
+    """Return the hash of a file, which each request for a model of 20 MB needs again."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -102,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def _lfs(self, data: bytes) -> dict[str, Any]:
-        return {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 100}
+        return {"oid": sha256(data), "size": len(data), "pointerSize": 100}
 
     def _send_file(self, repo: str, name: str) -> None:
         data = self.hub.repos[repo].get(name)
@@ -113,8 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers = {
             "X-Repo-Commit": self.hub.commit(repo),
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-            "X-Linked-ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "ETag": f'"{sha256(data)}"',
+            "X-Linked-ETag": f'"{sha256(data)}"',
             "X-Linked-Size": str(len(data)),
             "Accept-Ranges": "bytes",
         }

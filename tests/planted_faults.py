@@ -350,7 +350,7 @@ _CACHE = (
         "models/operations.py",
         "            first += part.out_features\n",
         "            first += 0\n",
-        "models/test_quantized_projections.py",
+        "checkpoint/gguf/test_recurrent.py::test_blocks",
     ),
     Fault(
         "the option for more rows of a request has no effect",

@@ -62,6 +62,7 @@ def check_digests(clone: Path, processor: str, names: Sequence[str], folder: Pat
     assert different == []
 
 
+@pytest.mark.slow  # the kernels on Arm: kernels/test_arm.py
 def test_digests(clone: Path, tmp_path: Path) -> None:
     check_digests(clone, "max", FEW, tmp_path)
 

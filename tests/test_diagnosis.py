@@ -27,6 +27,7 @@ def resident() -> int:
     return int(found[1]) * 1024
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("each", candidates(), ids=lambda each: each.name)
 def test_every_instruction_set_has_the_recorded_bits(each: Kernels) -> None:
     assert check_bits(each.name) is None

@@ -41,6 +41,7 @@ pytestmark = [
 INSTRUCTION_SETS = [kernels.name for kernels in candidates()]
 
 
+@pytest.mark.few(33)
 @pytest.mark.parametrize("name", golden.MODELS)
 def test_digests(name: str, tmp_path: Path) -> None:
     expected = reproducibility.current(golden.read()[name])
@@ -67,6 +68,7 @@ def run_golden(arguments: Sequence[str], **environment: str) -> None:
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+@pytest.mark.slow  # test_exact_bits.py checks each function
 def test_digests_without_numpys_own_instruction_sets() -> None:
     numpy = np._core._multiarray_umath  # type: ignore[attr-defined]
     used = [name for name in numpy.__cpu_dispatch__ if numpy.__cpu_features__[name]]

@@ -72,6 +72,7 @@ def transformers_greedy(folder: Path, prompt: Sequence[int], count: int) -> list
     return [int(token) for token in out[0, len(prompt) :]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("family", "overrides"), FAMILIES, ids=str)
 def test_greedy_tokens_are_those_of_transformers(
     checkpoint: MakeCheckpoint, family: str, overrides: dict[str, Any]

@@ -53,6 +53,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
         assert done.stats.accepted > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_drafters_never_change_the_text(dtype: str, temperature: float) -> None:

@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("family", "overrides"), CASES, ids=str)
 def test_the_oracle_agrees_with_transformers(
     family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint
@@ -62,6 +63,7 @@ def test_states_remember(checkpoint: MakeCheckpoint) -> None:
     assert min(relative) < 1e-5
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kinds", ["F32", "Q8_0", {"": "Q4_K", "attn_qkv": "Q8_0"}], ids=str)
 def test_a_file_and_its_twin(

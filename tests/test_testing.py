@@ -63,6 +63,7 @@ def test_scripted_draft_tokens_are_right_and_wrong(llm: LLM) -> None:
     assert_lossless(llm, proposer, PROMPTS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spec", ["suffix", "recycling", "merged(prompt_lookup, recycling)"])
 def test_drafters_are_lossless(llm: LLM, spec: str) -> None:
     assert_lossless(llm, spec, PROMPTS)

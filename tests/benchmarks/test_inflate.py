@@ -38,6 +38,7 @@ def our_logits(folder: Path) -> Array:
     return text_logits(decoder, TOKENS)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", [EXACT, ROUNDED], ids=["exact", "rounded"])
 @pytest.mark.parametrize(
     "config",

@@ -20,6 +20,7 @@ def large_shapes(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("large_shapes")
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_a_small_shape_is_measured_and_others_are_kept(
     large_shapes: Any,
     checkpoint: MakeCheckpoint,

@@ -208,6 +208,7 @@ def run(load: Load, name: str, words: Sequence[str], out: Path) -> tuple[str, di
 TINY = "--sizes tiny --steps 4 --seeds 0 1 --texts 2 --test 2 --evaluations 2 --heads 1 2".split()
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_induction(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, document = run(load, "induction", [*TINY, "--new-names", "0.5"], tmp_path)
     assert "| 0.5 | tiny | 2 |" in text
@@ -258,6 +259,7 @@ def test_processes_train_the_same_models(
     assert one == two
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_arithmetic_shows_what_is_unfinished(load: Load, tmp_path: Path) -> None:
     text, document = run(load, "arithmetic", [*TINY, "--pauses", "0", "2"], tmp_path)
     assert "| 2 | tiny | 2 |" in text
@@ -291,6 +293,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*sizes.split(), "--source", f"{folder}=1"]
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_variants(load: Load, words: list[str], tmp_path: Path) -> None:
     text, document = run(load, "variants", words, tmp_path)
     found = {
@@ -309,6 +312,7 @@ def test_epochs(load: Load, words: list[str], tmp_path: Path) -> None:
     assert len(document["results"]) == 2
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_finetune(
     load: Load, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_ranks(script: Any) -> None:
     assert ranks([1, 1, 2], [5, 5, 9]) == pytest.approx(1)
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_tables(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

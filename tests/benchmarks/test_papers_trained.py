@@ -60,6 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_kangaroo(run: Run, tmp_path: Path) -> None:
     store = str(tiny_model() / "datastore")
     export = tmp_path / "run" / "export"
@@ -88,6 +89,7 @@ def test_kangaroo(run: Run, tmp_path: Path) -> None:
     assert "retrieval(datastore='datastore')" in found
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_glide(run: Run) -> None:
     arguments = [
         "--glide",

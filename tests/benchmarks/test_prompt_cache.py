@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pronk.checkpoint.hub.clone_models import tiny_model
 from waiting import HUNG
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "prompt_cache.py"
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_a_small_conversation() -> None:
     sizes = {
         "--tokens": "300",

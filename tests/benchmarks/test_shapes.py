@@ -187,6 +187,7 @@ def test_files_of_every_kind_are_loaded(
         assert sum(config.recurrent.layers) == shapes.SHAPES[name].recurrent_layers
 
 
+@pytest.mark.slow  # runs a whole benchmark
 def test_figures(
     shapes: Any,
     tokenizer: Path,

@@ -537,6 +537,7 @@ def assert_all_readable(cache: PagedCache, texts: list[Text]) -> None:
             assert read(cache, text.block_table, start, len(text.tokens)) == text.tokens[start:]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations(kind: Kind, seed: int) -> None:
     """Requests write, commit, fork, roll back and release; each reads its own tokens only."""

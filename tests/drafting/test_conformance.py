@@ -228,6 +228,7 @@ def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seed
             stage.stop(each)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_proposals_are_trees_within_the_limits(name: str) -> None:
     stage = Stage(name)

@@ -103,6 +103,7 @@ FAST = ("suffix", "draft_model", "eagle3 tree", "auto", "oracle")
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters_in_a_mixed_batch(name: str, dtype: DType) -> None:
@@ -118,6 +119,7 @@ def test_drafters_in_a_mixed_batch(name: str, dtype: DType) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("variant", "options"),
     covering([*VARIANTS], ["greedy", "all", "penalties", "guided", "repetitive"], strength=1),
@@ -133,6 +135,7 @@ def test_variants_and_options(variant: str, options: str) -> None:
     assert total(got, "accepted") > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "preempts"),
     covering(

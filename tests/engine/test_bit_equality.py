@@ -443,6 +443,7 @@ def batches_differ(
                 yield f"pass {step}: the cache of a text of {block_table.length} tokens"
 
 
+@pytest.mark.few(10)
 @EACH
 def test_chunks_of_prompts(variant: str, dtype: DType) -> None:
     """Two variants have all chunks and a long text; the text of each is read token by token."""
@@ -474,11 +475,13 @@ def test_trees_of_more_rows_than_by_default(variant: str, dtype: DType, size: in
     assert not [*trees_differ(decoder, steps=2, sizes=[size])]
 
 
+@pytest.mark.few(10)
 @EACH
 def test_shared_passes(variant: str, dtype: DType) -> None:
     assert not [*batches_differ(tiny_decoder(dtype, **VARIANTS[variant]))]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", OTHER_WEIGHTS)
 def test_weights_of_other_types(name: str) -> None:
     dtype, variant = OTHER_WEIGHTS[name]
@@ -490,6 +493,7 @@ def test_weights_of_other_types(name: str) -> None:
     ]
 
 
+@pytest.mark.few(6)
 @MOSTLY
 @pytest.mark.parametrize(
     "variant",
@@ -533,6 +537,7 @@ def test_layers_that_read_the_keys_of_earlier_layers(
     ]
 
 
+@pytest.mark.few(2)
 @MOSTLY
 @pytest.mark.parametrize("variant", ["group 3", "odd sizes", "classic", "norms and a scaling"])
 def test_projections_of_several_forms(variant: str, dtype: DType) -> None:
@@ -546,6 +551,7 @@ def test_projections_of_several_forms(variant: str, dtype: DType) -> None:
     assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100))]
 
 
+@pytest.mark.few(1)
 @DTYPES
 def test_a_wider_model(dtype: DType) -> None:
     decoder = tiny_decoder(dtype, **WIDE)
@@ -556,6 +562,7 @@ def test_a_wider_model(dtype: DType) -> None:
     assert not [*batches_differ(decoder)]
 
 
+@pytest.mark.few(2)
 @MOSTLY
 @pytest.mark.parametrize("scattered", [False, True], ids=["run", "scattered"])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -570,6 +577,7 @@ def test_block_sizes_and_scattered_blocks(
     assert not [*batches_differ(decoder, **texts)]
 
 
+@pytest.mark.few(3)
 @DTYPES
 @pytest.mark.parametrize("threads", [2, 3, 5, 8])
 @in_own_process
@@ -671,6 +679,7 @@ def test_planted_defects_are_detected(defect: str, dtype: DType) -> None:
     assert any("cache" in each for each in found)
 
 
+@pytest.mark.few(10)
 @EACH
 def test_plain_decoding_is_as_exact_as_torch(variant: str, dtype: DType) -> None:
     """The reference of this file is compared with dense passes in float64 and by torch."""

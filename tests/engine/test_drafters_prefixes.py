@@ -85,6 +85,7 @@ def compare(
     return got
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16])
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> None:
@@ -94,6 +95,7 @@ def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> No
     assert max(pools) >= 112
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALONE)
 def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
     """Requests are aborted after different numbers of steps; no cached block contains draft
@@ -122,6 +124,7 @@ def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
     assert found <= known
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
     decoder = tiny_decoder()

@@ -46,6 +46,7 @@ def embed(llm: LLM, texts: list[list[int]], **options: Any) -> Array:
     return llm.embed(texts, **options)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kernels", ["auto"])
 @pytest.mark.parametrize("family", [*FAMILIES, *FURTHER])
 def test_embeddings_equal_transformers(
@@ -77,6 +78,7 @@ TEXTS = [tokens(length, length) for length in (3, 60, 17, 33, 1, 90, 16, 45)]
 DRAFTERS = ("prompt_lookup(min_ngram=1)", "recycling")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_same_bits_beside_running_generations(drafter: str, dtype: str) -> None:

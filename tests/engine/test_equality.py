@@ -119,6 +119,7 @@ def assert_stats_add_up(request: Request) -> None:
     assert stats.step_compression == stats.generated_tokens / stats.target_steps >= 1
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
     matrix([*DRAFTERS], RAGGED, (), FLOAT32),
@@ -145,6 +146,7 @@ SHIFTS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few(7)
 @SHIFTS
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
 def test_options_beside_each_other(name: str, shifts: Sequence[int]) -> None:
@@ -168,6 +170,7 @@ def test_options_beside_each_other(name: str, shifts: Sequence[int]) -> None:
         assert_not_vacuous(name, requests)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
     matrix(DRAFTING, ALONE, ("temperature",), BFLOAT16),
@@ -341,6 +344,7 @@ DEVIATING = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few(6)
 @DEVIATING
 @pytest.mark.parametrize(
     "settings", [{"prefill_chunk": 16, "max_batch": 2}, {"share_prefixes": True}], ids=str
@@ -383,6 +387,7 @@ def test_preemption_in_deviating_models(variant: str) -> None:
     assert total(got, "accepted") > 0
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
@@ -413,6 +418,7 @@ def test_quantized_cache(name: str, kv_dtype: DType) -> None:
     ]
 
 
+@pytest.mark.few(6)
 @DTYPES
 @pytest.mark.parametrize(
     "settings",
@@ -437,6 +443,7 @@ def test_other_settings(settings: dict[str, Any], dtype: DType) -> None:
     assert total(got, "accepted") > 0
 
 
+@pytest.mark.few(2)
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (100, 600)], ids=str)
 def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: DType) -> None:
@@ -455,6 +462,7 @@ def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: DType) -> 
         assert total(got, "moved") > 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("options", ["greedy", "temperature"])
 @pytest.mark.parametrize("shape", ADVERSARIAL, ids=lambda shape: shape.__name__)
 def test_adversarial_trees(shape: Any, options: str) -> None:
@@ -469,6 +477,7 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
     assert total(got, "target_steps") < 0.6 * total(got, "generated_tokens")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("options", ["greedy", "penalties"])
 @pytest.mark.parametrize("name", ["oracle", "adversarial", "recycling", "merged"])
 def test_committed_tokens_never_change(name: str, options: str) -> None:
@@ -571,6 +580,7 @@ SETTINGS_OF_READERS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["recycling", "merged"])
 @SETTINGS_OF_READERS
 def test_drafters_that_read_logits(

@@ -38,6 +38,7 @@ NAMES = (
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters(name: str, options: str) -> None:
@@ -47,6 +48,7 @@ def test_drafters(name: str, options: str) -> None:
     assert_not_vacuous(name, got)
 
 
+@pytest.mark.few(4)
 @DTYPES
 @pytest.mark.parametrize(
     "settings",

@@ -53,6 +53,7 @@ def test_nothing_raises() -> None:
     assert total(requests, "moved") == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verb", ["mask", "advance", "rollback"])
 def test_processors_that_raise(verb: str) -> None:
     dice = random.Random(verb)

@@ -150,6 +150,7 @@ def compare(
         )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("shape", [chain, bushy, chain_with_leaves])
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("windows", [(None,) * 4, MIXED, WINDOWS], ids=["all", "mixed", "window"])

@@ -86,6 +86,7 @@ def alone(temperature: float) -> list[Completion]:
     return [model.generate(text, each) for text, each in zip(TEXTS, asked, strict=True)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drafter_gives_the_same_guided_tokens(llm: LLM, name: str) -> None:
     for temperature in WARM.values() if name in CLOSE else [WARM["warm"]]:
@@ -106,6 +107,7 @@ def test_every_drafter_gives_the_same_guided_tokens(llm: LLM, name: str) -> None
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("name", ["draft_model", "suffix", "threshold"])
 def test_texts_fit_by_every_rule(llm: LLM, name: str, rule: str) -> None:
@@ -220,6 +222,7 @@ def nested(seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=90, temperature=1.0, seed=seed, guide=Guide(grammar=CALL))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "seeds", [range(24, 30), pytest.param(range(30, 40), marks=pytest.mark.slow)], ids=str
 )
@@ -458,6 +461,7 @@ TREES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("trees", "rule"),
     [

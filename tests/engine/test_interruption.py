@@ -129,6 +129,7 @@ PLACES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("place", PLACES)
 def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
     """Interrupt steps at calls of a place, then abort all requests."""
@@ -153,6 +154,7 @@ def test_all_requests_are_aborted_after_an_interrupt(place: str) -> None:
     assert not proposer.open
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "place", [place for place in PLACES if place not in ("prepare", "schedule", "start")]
 )

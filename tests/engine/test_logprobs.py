@@ -37,6 +37,7 @@ def score(
     return requests
 
 
+@pytest.mark.few(5)
 @DTYPES
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_output_logprobs_equal_prompt_logprobs(variant: str, dtype: DType) -> None:
@@ -57,6 +58,7 @@ def test_output_logprobs_equal_prompt_logprobs(variant: str, dtype: DType) -> No
             assert request.result.logprobs == scored.result.prompt_logprobs[len(request.prompt) :]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scored_equals_dense(variant: str) -> None:
     tokens = text(5, 700)

@@ -31,6 +31,7 @@ from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 
 
+@pytest.mark.few(2)
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (40, 40)], ids=str)
 def test_reused_blocks(windows: tuple[int | None, ...], dtype: DType) -> None:

@@ -127,6 +127,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_continuations_from_disk_are_equal(name: str, server: Server) -> None:
     """The prompt of the second turn is read from disk, and its tokens and log-probabilities are
@@ -153,6 +154,7 @@ def test_continuations_from_disk_are_equal(name: str, server: Server) -> None:
     assert (third.stats.disk_tokens == 0) == (name != "two windows")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str
 )
@@ -214,6 +216,7 @@ SAME_BLOCKS = (
 )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "options", "dtype"), CASES, ids=str)
 def test_equality_matrix(name: str, options: str, dtype: DType, server: Server) -> None:
     """Every drafter with all sampling options."""
@@ -224,6 +227,7 @@ def test_equality_matrix(name: str, options: str, dtype: DType, server: Server) 
     ]
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str
 )
@@ -442,6 +446,7 @@ def test_requests_that_end_while_their_blocks_are_read(ending: str, server: Serv
     assert_idle(engine)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("read_bytes", [1, 16 << 20])
 @pytest.mark.parametrize("windows", [(None, None), (50, 30)], ids=str)
 def test_batches_with_drafts_in_a_small_cache(

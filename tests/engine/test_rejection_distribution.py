@@ -123,6 +123,7 @@ def p_value(strings: Sequence[Request], distribution: Array) -> float:
     return p_value_of([tuple(request.output[:3]) for request in strings], cells, least_cells=16)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("proposer", "options"),
     [

@@ -75,6 +75,7 @@ def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
     assert (total(strings, "moved") > 0) == (shape != "chain")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("shape", "options", "rule"),
     [

@@ -125,6 +125,7 @@ def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Po
     assert pools.held() == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
 @pytest.mark.parametrize("name", NAMES)
 def test_prefix_hits(name: str, options: str) -> None:
@@ -273,6 +274,7 @@ def test_prompt_logprobs_after_a_preemption_in_prefill() -> None:
     assert shared.output == alone.output
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_traffic(seed: int) -> None:
     """Requests with common prefixes arrive and are aborted in a small cache."""

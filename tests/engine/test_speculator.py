@@ -36,6 +36,7 @@ from pronk.sampling.tree import TokenTree, TokenView
 from tiny_models import make_engine, make_request, run, run_alone, tiny_decoder
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("verb", ["start", "propose", "observe", "stop"])
 def test_proposers_that_raise_for_one_request(
@@ -139,6 +140,7 @@ ODD = {
 }
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow), "block"]
 )

@@ -82,6 +82,7 @@ def _draft_models(monkeypatch: pytest.MonkeyPatch) -> None:
     use_draft_models(monkeypatch)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("name", "settings", "options", "dtype"),
     covering(
@@ -109,6 +110,7 @@ def test_drafters(name: str, settings: str, options: str, dtype: DType) -> None:
 RUNS = ("oracle", "adversarial", "explore", "suffix", "eagle3 tree", draft_spec(FAIR))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_preemption_at_random_steps(name: str) -> None:
     """As after interrupted steps; the states are then read again, or those of checkpoints."""
@@ -149,6 +151,7 @@ def test_states_equal_those_of_a_fresh_reading(name: str) -> None:
 TURN = tuple(text(3, 90))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["autoregressive", "oracle", draft_spec(FAIR)])
 def test_abort_and_resume_at_every_token(name: str) -> None:
     """The text so far is the prompt of a new request, whose prefix may be cached."""
@@ -275,6 +278,7 @@ def test_rules_do_not_depend_on_how_a_text_is_computed(rule: Any) -> None:
         assert_same(others, found[0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", ["propose", "observe", "compute", "forward", "commit", "choose"])
 def test_requests_go_on_after_an_interrupt(place: str) -> None:
     """Between a pass and its commit, or anywhere else in a step."""
@@ -305,6 +309,7 @@ DRAFTS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "target", "options", "shares"),
     covering(
@@ -377,6 +382,7 @@ def test_a_draft_model_with_few_updates(updates: int, monkeypatch: pytest.Monkey
             assert total(got, "accepted") > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["chain", "threshold", "auto"])
 def test_a_draft_model_that_skips_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With costs of passes, it reads the last tokens of a long prompt only."""

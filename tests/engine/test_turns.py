@@ -61,6 +61,7 @@ def in_batch(batch: list[ScheduledRequest], tenant: str) -> bool:
     return any(scheduled.request.tenant == tenant for scheduled in batch)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("max_batch", [1, 4])
 def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: int) -> None:

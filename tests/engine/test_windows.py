@@ -46,6 +46,7 @@ def counts_of_blocks(engine: Engine, requests: Sequence[Request]) -> list[list[i
     return counts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("windows", [(WINDOW, WINDOW), (WINDOW, 20)], ids=str)
 def test_memory_is_bounded(windows: tuple[int, ...], *, drafts: bool) -> None:

@@ -50,6 +50,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize(("case", "weights"), PAIRS)
 def test_logits_of_every_family(
     case: Case, weights: tuple[DType, str], checkpoint: MakeCheckpoint

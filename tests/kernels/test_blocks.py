@@ -305,6 +305,7 @@ def test_groups_equal_the_loop(kind: str) -> None:
     check_products(weight, x, coded_product(unpacked, x))
 
 
+@pytest.mark.few(7)
 @KINDS
 @in_own_process
 def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(

@@ -37,6 +37,7 @@ def scores(logits: Array, temperature: float, seed: int, position: int) -> Array
     )
 
 
+@pytest.mark.few(60)
 @EVERY
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 0.3, 1.0, 20.0])
 @pytest.mark.parametrize("vocab", SIZES)
@@ -86,6 +87,7 @@ def test_logits_that_are_not_finite_are_found(vocab: int, number: float, kernels
                 assert token == -1
 
 
+@pytest.mark.few(2)
 @EVERY
 def test_samples_follow_the_softmax_of_the_logits(kernels: Kernels) -> None:
     """Four of 700 tokens are likely: the kernels' bounds of the noise must skip none of these in

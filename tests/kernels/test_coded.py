@@ -40,6 +40,7 @@ def products(weight: QuantizedMatrix, bias: Array | None = None) -> list[Linear]
     return [Linear(kernels, weight, bias, WeightLayout(), None) for kernels in SETS]
 
 
+@pytest.mark.few(4)
 @KINDS
 def test_outputs_equal_the_loop(kind: tuple[Bits, Minima, bool]) -> None:
     for outputs, inputs, group in SHAPES:
@@ -52,6 +53,7 @@ def test_outputs_equal_the_loop(kind: tuple[Bits, Minima, bool]) -> None:
             assert same(product.logits(x), want), (product.packed.kernels.name, inputs, group)
 
 
+@pytest.mark.few(4)
 @KINDS
 @in_own_process
 def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(

@@ -152,6 +152,7 @@ def same(one: Array, other: Array) -> bool:
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
+@pytest.mark.few(16)
 @EVERY
 @EACH
 def test_outputs_are_those_of_numpy(form: str, kernels: Kernels, *, is_sanitized: bool) -> None:
@@ -169,6 +170,7 @@ def test_outputs_are_those_of_numpy(form: str, kernels: Kernels, *, is_sanitized
     assert np.abs(found - expected).max() < limits.get(form, 0.05 * change)
 
 
+@pytest.mark.few(16)
 @EVERY
 @EACH
 def test_a_row_depends_on_itself_alone(form: str, kernels: Kernels, *, is_sanitized: bool) -> None:
@@ -213,6 +215,7 @@ def test_equal_scores_choose_the_first_experts_and_the_order_of_the_sum(
     assert same(made.run(x)[0], x + total)
 
 
+@pytest.mark.few(4)
 @EVERY
 @pytest.mark.parametrize("experts", [1, 16, 17, 300])
 def test_numbers_of_experts(kernels: Kernels, experts: int) -> None:
@@ -251,6 +254,7 @@ def routers() -> list[dict[str, Any]]:
     return cases
 
 
+@pytest.mark.few(14)
 @EVERY
 @pytest.mark.parametrize("router", routers(), ids=str)
 def test_routers_are_those_of_a_slow_loop(kernels: Kernels, router: dict[str, Any]) -> None:
@@ -295,6 +299,7 @@ def test_a_correction_that_is_not_a_number_is_not_hidden(kernels: Kernels) -> No
     assert np.isnan(found).any(axis=1).all()
 
 
+@pytest.mark.few(16)
 @EVERY
 @EACH
 def test_experts_without_rows_are_not_read(form: str, kernels: Kernels) -> None:

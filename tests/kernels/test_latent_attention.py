@@ -154,6 +154,7 @@ def rotate(rows: Double) -> Double:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=1)
 
 
+@pytest.mark.few(24)
 @CACHES
 @DTYPES
 @pytest.mark.parametrize("name", SIZES)
@@ -175,6 +176,7 @@ def test_outputs_are_those_of_a_slow_loop(
     assert np.abs(expected - x.astype(np.float64)).max() > 0.3 * scale
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["several tiles", "odd sizes"])
 @EVERY
 def test_chunks_trees_batches_and_threads_change_no_bit(kernels: Kernels, name: str) -> None:

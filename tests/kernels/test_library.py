@@ -120,6 +120,7 @@ def test_supported_head_sizes() -> None:
     ] == [2, 16, 64, 80, 576]
 
 
+@pytest.mark.few(1)
 @EVERY
 def test_every_instruction_set_passes_its_self_check(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, *, is_sanitized: bool
@@ -292,6 +293,7 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
         library.candidates("auto", path)
 
 
+@pytest.mark.slow  # compiles for ten seconds
 @pytest.mark.skipif(build.find_compiler() is None, reason="expected a C++ compiler")
 def test_a_build_for_one_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sanitized: bool

@@ -51,6 +51,7 @@ def same(one: Array, other: Array) -> bool:
     return np.array_equal(one.view(np.int32), other.view(np.int32))
 
 
+@pytest.mark.few(6)
 @ALL
 @EVERY
 @in_own_process

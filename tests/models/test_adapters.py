@@ -249,6 +249,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("chosen", "weights"),
     covering([each.name for each in candidates()], ["float32", "bfloat16", "int4"], strength=1),

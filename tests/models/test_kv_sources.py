@@ -294,6 +294,7 @@ def test_prompts_in_chunks(by: Kernels, norms: str) -> None:
         assert_near(found, text.slow_logits(text.tokens))
 
 
+@pytest.mark.few(2)
 @EVERY
 def test_trees_of_several_requests(by: Kernels) -> None:
     """The other caches hold nothing, fewer or more tokens than the request, and have released the

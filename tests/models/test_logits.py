@@ -435,6 +435,7 @@ MIXTURES = ["glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "mixtral", "qwen2_m
 GREEDY = [*DENSE, *MIXTURES, "lfm2"]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("family", GREEDY)
 def test_200_greedy_tokens_equal_transformers(family: str, checkpoint: MakeCheckpoint) -> None:
     """Also with draft tokens: the prompt repeats itself, so prompt lookup proposes some."""

@@ -49,6 +49,7 @@ def test_greedy_output_equals_transformers(family: str, checkpoint: MakeCheckpoi
 
 
 # llama.cpp has no tied head for Falcon-H1, whose embedding and head have different multipliers.
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", [case for case in CASES if case != "falcon_h1, tied"])
 def test_gguf_files(case: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     family, overrides = CASES[case]
@@ -59,6 +60,7 @@ def test_gguf_files(case: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> No
     assert np.abs(found - expected).max() < TOLERANCE * max(1.0, expected.std())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kinds", ["Q8_0", "Q4_0", "Q4_K", MIXED], ids=str)
 def test_gguf_blocks(

@@ -67,6 +67,7 @@ def test_logits_equal_transformers(case: str, checkpoint: MakeCheckpoint) -> Non
     assert np.abs(logits(folder) - expected).max() < 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["all kinds", "dense"])
 def test_200_greedy_tokens_equal_transformers(case: str, checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("nemotron_h", **CASES[case])

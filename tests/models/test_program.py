@@ -173,6 +173,7 @@ SHAPES: dict[str, ModelConfig] = {
 }
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
 @pytest.mark.parametrize("shape", SHAPES)
 @EVERY

@@ -59,6 +59,7 @@ def assert_hit(model: Path | str, folder: Path, **options: Any) -> None:
     assert [done.stats.cached_tokens for done in found] == [0, 128]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("family", "options"),
     covering(
@@ -298,7 +299,8 @@ def test_a_full_disk(tmp_path: Path, expected: dict[int, list[int]]) -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow  # cache/test_block_store.py kills processes, too
+@pytest.mark.parametrize("count", [2, 200])
 def test_killed_processes(count: int, tmp_path: Path, expected: dict[int, list[int]]) -> None:
     """Two processes at a time are killed at random moments; the next ones, and this one, read the
     right tokens.

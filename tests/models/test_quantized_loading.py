@@ -48,6 +48,7 @@ def warned(kind: Format) -> Any:
     return pytest.warns(UserWarning, match=kind.warns) if kind.warns else nullcontext()
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_equal_those_of_dequantized_weights(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path
@@ -112,6 +113,7 @@ class RecordingFactory:
         return Linear(kernels(), weight, bias, layout, None)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "name",
     [name for name, kind in FORMATS.items() if "bf" not in kind.warns and "order" not in name],
@@ -407,8 +409,9 @@ loader.choose_linear = lambda *_: keep
 """
 
 
+@pytest.mark.slow  # test_memory_of_loading is the same for blocks
 @NEEDS_LINUX
-@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
     """The peak is at most 1.15 times the kept weights; the vocabulary is large."""
     assert 0.5 < peak(ROUNDED, tmp_path, weights) < 1.15

@@ -309,6 +309,7 @@ def test_bfloat16(by: Kernels) -> None:
     assert np.median(np.abs(logits - expected)) < 0.02 * np.abs(expected).max()
 
 
+@pytest.mark.few(16)
 @EVERY
 @EVERY_SHAPE
 def test_chunks(by: Kernels, shape: str, *, is_sanitized: bool) -> None:
@@ -340,6 +341,7 @@ def random_tree(random: Random, root: int, num_nodes: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("by", "shape"),
     covering(candidates(), [*SHAPES], strength=1),

@@ -37,6 +37,7 @@ def test_prompts_equal_transformers(
         assert np.abs(found - expected).max() < TOLERANCE * max(1.0, expected.std())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("family", "heads"), covering(FAMILIES, [*HEADS], strength=1))
 def test_greedy_output_equals_transformers(
     family: str, heads: str, checkpoint: MakeCheckpoint

@@ -7,6 +7,7 @@ from engine.test_embeddings import TEXTS, TOLERANCE
 from pronk import LLM
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
 def test_workers(parallel: str) -> None:

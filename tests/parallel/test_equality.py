@@ -39,6 +39,7 @@ ON_WORKERS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

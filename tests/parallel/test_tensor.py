@@ -144,6 +144,7 @@ def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
     assert not np.array_equal(found, want)  # the sums have another order
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("family", "workers", "shape"),
     [
@@ -183,6 +184,7 @@ def test_weights_rounded_while_loading(checkpoint: MakeCheckpoint, weights: str)
     assert 0.0 < errors[0] < 1.3 * errors[1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     ["gptq-4", "gptq-8-zeros", "awq", "packed-4-group-zeros", "int-8-channel", "float-block"],

@@ -101,6 +101,7 @@ def tokens_and_logprobs(found: list[Completion]) -> list[Any]:
     return [(each.token_ids, each.logprobs) for whole in found for each in (whole, *whole.others)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_tokens_and_logprobs_are_those_of_one(alone: LLM, several: LLM, drafter: str) -> None:
     made = passes(several)
@@ -307,7 +308,8 @@ def test_streams(alone: LLM, several: LLM) -> None:
     assert passes(several).num_shared_passes > before
 
 
-@pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_lost_driver.py starts torchrun, too
+@pytest.mark.parametrize("parallel", ["tree", "tensor"])
 def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
     """Only one process prints the text, and both end without an error."""
     options = [

@@ -21,6 +21,7 @@ INSTRUCTION_SETS = [each.name for each in candidates(bits="portable") if each.na
 WIDEST_AND_NARROWEST = sorted({*INSTRUCTION_SETS[:1], *INSTRUCTION_SETS[-1:]})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kernels", [*WIDEST_AND_NARROWEST, pytest.param("portable", marks=pytest.mark.slow)]
 )

@@ -45,6 +45,7 @@ def has_tools(made: Running) -> bool:
     return "tool" in (made.llm.tokenizer.chat_template or "")
 
 
+@pytest.mark.slow  # the same as server/test_openai_client.py on a tiny model
 def test_openai(made: Running) -> None:
     tools: Any = [{"type": "function", "function": FUNCTION}]
     form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
@@ -126,6 +127,7 @@ def test_calls_that_the_model_begins_by_itself_follow_the_schema(made: Running) 
     jsonschema.validate(json.loads(call.function.arguments), narrow)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow  # the same as server/test_messages.py on a tiny model
 def test_anthropic(made: Running) -> None:
     tools: Any = [
         {"name": "get_weather", "description": FUNCTION["description"], "input_schema": SCHEMA}

@@ -47,6 +47,7 @@ def accepted() -> Iterator[dict[str, int]]:
     assert all(counts.values()), counts
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "drafter",
     [*FEW_DRAFTERS, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHER_DRAFTERS)],
@@ -119,6 +120,7 @@ def test_sampled_texts_do_not_depend_on_the_drafter(llm: LLM, prompts: list[list
     assert [completion.token_ids for completion in found] == want
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -145,6 +145,7 @@ def significance(
     return p_value_of(texts, {cell: setting.p.chance(cell) for cell in cells})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("setting", "seeds"),

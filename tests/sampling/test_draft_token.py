@@ -71,6 +71,7 @@ def test_a_draft_vocabulary_is_like_all_tokens_without_the_others(
             each.advance(found.token)
 
 
+@pytest.mark.few(37)
 @BY
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)

@@ -75,6 +75,7 @@ class _Failing:
         return "a limit"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["autoregressive", "suffix", "grammar", "auto"])
 @pytest.mark.parametrize("count", [126])
 def test_objects_with_many_optional_properties(name: str, count: int) -> None:
@@ -89,6 +90,7 @@ def test_objects_with_many_optional_properties(name: str, count: int) -> None:
         assert text.startswith(("{}", '{"p')), (mode, text)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.kind)
 @pytest.mark.parametrize("seed", range(12))
 def test_masks_after_rollbacks_are_those_of_the_text(

@@ -321,6 +321,7 @@ HOSTILE: dict[str, Callable[[], Guide]] = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> None:
     """The guide is refused or masks 30 tokens in time; without limits, this could take hours."""
@@ -379,6 +380,7 @@ DEADLY: dict[str, Callable[[], Guide]] = {
 ENDLESS = {"left recursion", "nothing"}  # they take minutes, until the child process is killed
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", DEADLY)
 def test_guides_that_crash_the_compiler_are_refused(
     grammars: Grammars, name: str, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def general_path(sampler: Sampler, tree: TokenTree, logits: Array) -> VerifiedPa
     return verify_tree(tree, acceptance_rule(sampler, tree, logits))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
 def test_tokens_are_those_of_the_general_path(kernels: Any) -> None:
     dice = random.Random(kernels.name)

@@ -46,6 +46,7 @@ def sampler(
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_small_tree(rule: str, size: int) -> None:

@@ -24,6 +24,7 @@ def server(
         yield made
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", ROUTES)
 def test_generated_bodies(server: Running, route: str, count: int) -> None:

@@ -133,6 +133,7 @@ class Passes:
         return batch
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_key_is_served_while_another_one_floods_the_server(
     shared: Running, shape: str, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +296,7 @@ def many_texts(kind: str) -> tuple[Any, str]:
 KINDS = ("embeddings", "moderations", "completions")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_texts_are_read_in_turns(
     model: LLM, monkeypatch: pytest.MonkeyPatch, kind: str

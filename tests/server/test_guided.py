@@ -41,6 +41,7 @@ def api(served: Running) -> Iterator[openai.OpenAI]:
         yield made
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("asked", "guide"),
     [

@@ -80,6 +80,7 @@ def check_same(one: anthropic.types.Message, other: anthropic.types.Message) -> 
 
 
 # no thoughts and no headers
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tooled", ["qwen3", "hermes", "mistral"], indirect=True)
 def test_text_streamed_and_whole(tooled: Running, api: anthropic.Anthropic) -> None:
     system: Any = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
@@ -127,6 +128,7 @@ CHOICES: Any = [
 ]
 
 
+@pytest.mark.few(2)
 def test_every_tool_choice(tooled: Running, api: anthropic.Anthropic) -> None:
     """A name and the lack of tools mean the same in every format of calls, so one model has all
     choices.

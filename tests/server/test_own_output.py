@@ -55,6 +55,7 @@ def ask(route: str, client: httpx.Client, body: dict[str, Any]) -> list[Any]:
     return answer_of(route, reply, stream=body["stream"])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("server", "route"),

@@ -221,6 +221,7 @@ def calls_of(reply: dict[str, Any]) -> list[list[tuple[str, str]]]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("guide_mode", ["forced", "plain"])
 def test_generation_ends_with_the_first_repetition(
     tooled: Running, monkeypatch: pytest.MonkeyPatch, guide_mode: str

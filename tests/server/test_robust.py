@@ -588,6 +588,7 @@ def lines_of(
             assert resumed.wait(HUNG)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("signals", [1, 2])
 def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
     """The stream is longer than all buffers, so that it ends only after the client has read on."""
@@ -635,6 +636,7 @@ def last_event(answer: httpx.Response, stop: Any) -> dict[str, Any]:
     return dict(json.loads(events[-1]))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine_ends", [True, False], ids=["engine ends", "engine hangs"])
 @pytest.mark.parametrize("route", ASKS)
 def test_streams_end_with_an_error_when_the_server_stops(

@@ -151,6 +151,7 @@ async def talk(config: ModelConfig, family: str, route: str, *, stream: bool) ->
         assert read.count(name) > tokenizer.decode(first, skip_special_tokens=False).count(name)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(
     ("family", "route", "stream"), covering(FAMILIES, ROUTES, [False, True], strength=2)
 )

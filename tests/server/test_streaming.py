@@ -105,6 +105,7 @@ def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
     return steps
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
 @pytest.mark.parametrize("options", OPTIONS, ids=range(3))
 def test_stream_equals_the_whole_reply_for_any_division(

@@ -95,6 +95,7 @@ def whole(reply: Any) -> dict[int, Any]:
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "more",
     [
@@ -137,6 +138,7 @@ def test_thoughts_come_first_streamed_and_whole(
     assert thinking.drained
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["autoregressive", "suffix", "recycling"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_budgets_give_the_same_answer_with_every_drafter(
@@ -302,6 +304,7 @@ def named(name: str) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "more",
     [

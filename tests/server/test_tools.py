@@ -126,6 +126,7 @@ def check_calls(calls: list[tuple[str, str]]) -> None:
         assert json.dumps(json.loads(arguments)) == arguments
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("choice", "parallel"),
     [
@@ -204,6 +205,7 @@ def test_model_begins_a_call_by_itself(tooled: Running, api: openai.OpenAI) -> N
     assert said == {"content": None, "calls": calls, "reason": "tool_calls"}
 
 
+@pytest.mark.few(2)
 def test_tool_result_is_in_the_next_prompt(tooled: Running, api: openai.OpenAI) -> None:
     first = api.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice=NAMED, **OPTIONS)
     message = first.choices[0].message
@@ -225,6 +227,7 @@ def test_tool_result_is_in_the_next_prompt(tooled: Running, api: openai.OpenAI) 
     assert untold.choices[0].message.content
 
 
+@pytest.mark.few(2)
 def test_truncated_calls_are_returned_as_far_as_generated(
     tooled: Running, api: openai.OpenAI
 ) -> None:
@@ -351,6 +354,7 @@ RELAXED: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
 @pytest.mark.parametrize(("parameters", "dropped"), RELAXED, ids=range(len(RELAXED)))
 @pytest.mark.parametrize("strict", [None, True])

@@ -201,6 +201,7 @@ def same(mine: Tokenizer, theirs: tokenizers.Tokenizer, texts: list[str]) -> Non
             )
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("pre", SPLITS)
 def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
     theirs = trained(pre)

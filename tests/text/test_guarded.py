@@ -162,6 +162,7 @@ UNUSABLE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("changed", UNUSABLE.values(), ids=UNUSABLE)
 def test_unusable_files_are_refused(
     tmp_path: Path, changed: dict[str, Any], capfd: pytest.CaptureFixture[str]
@@ -202,6 +203,7 @@ SLOW: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="other systems do not enforce the limit of memory"
 )

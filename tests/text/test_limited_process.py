@@ -128,6 +128,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("pipe", "method"), [("stdin", "write"), ("stdin", "flush"), ("stdout", "readline")]
@@ -176,6 +177,7 @@ def test_a_reply_to_another_request_is_not_taken(user: User) -> None:
     check(user)
 
 
+@pytest.mark.few(9)
 @pytest.mark.skipif(sys.platform == "win32", reason="a process does not tell why it ended")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["between", "write", "readline"])
@@ -224,6 +226,7 @@ def test_a_process_that_is_always_ended_from_outside(
     check(user)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["write", "readline"])
 def test_a_stopped_process(user: User, method: str) -> None:
     """The request in progress fails; the next one starts another process."""

@@ -41,6 +41,7 @@ def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "kind", ["kangaroo --exit-layer 1", "medusa --heads 2", "glide", "draft", "heads"]
 )

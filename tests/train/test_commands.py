@@ -137,6 +137,7 @@ SMALL = "--hidden 16 --layers 2 --heads 2 --kv-heads 1 --mlp 16"
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("short_evaluation")
 @pytest.mark.parametrize(
     ("words", "kind", "shape", "card"),

@@ -100,6 +100,7 @@ MODEL = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "times"), [*((name, int(name == "on-policy.bin")) for name in TEXT), *MODEL]
 )

@@ -305,6 +305,7 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
     assert covered == pytest.approx(6 / 7)
 
 
+@pytest.mark.slow  # test_every_kind.py: drafters come closer to their target
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_a_little_training_lowers_the_loss(
     kind: str, begin: Callable[..., Trainer[EagleTraining]]
@@ -329,6 +330,7 @@ def test_a_little_training_lowers_the_loss(
     assert 0 < accepted < reached
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weighting", ["decay", "dpace"])
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     weighting: str, begin: Callable[..., Trainer[EagleTraining]]
@@ -400,6 +402,7 @@ def test_the_command_trains_exports_and_goes_on(
     assert "steps" in refusal(f"{command} --epochs 1")
 
 
+@pytest.mark.slow  # test_commands.py trains each kind
 def test_the_command_trains_mtp_heads(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
     command = (
         f"eagle3 --kind mtp --model {teacher.folder} --data {answers} --out {tmp_path / 'run'} "

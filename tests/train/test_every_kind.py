@@ -56,6 +56,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "stop_at", "changes"), RESUMED, ids=str)
 def test_resumed_run_is_the_uninterrupted_run(
     kind: str, stop_at: int, changes: dict[str, Any], start: Start, teacher: Teacher
@@ -82,6 +83,7 @@ def test_resumed_run_is_the_uninterrupted_run(
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "left", "changes"),
     [
@@ -119,6 +121,7 @@ def test_drafter_comes_closer_to_its_target(
             ), name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", STUDENTS)
 def test_exported_drafter_serves_as_it_was_reported(
     kind: str, start: Start, teacher: Teacher
@@ -142,6 +145,7 @@ def test_exported_drafter_serves_as_it_was_reported(
     assert trainer.objective.prompts() == (everything[3:] if kind == "medusa" else everything)
 
 
+@pytest.mark.slow  # the same as test_exported_drafter_serves_as_it_was_reported
 def test_heads_of_a_language_model_serve_as_they_were_reported(start: Start) -> None:
     trainer = start("future", steps=40, evaluate_every=40)
     folder = export(trainer)

@@ -230,6 +230,7 @@ def test_mistakes_are_named(arguments: tuple[int, str, str], message: str) -> No
         future_shape(replace(SHAPE, layers=2), *arguments, "shared")
 
 
+@pytest.mark.slow  # test_commands.py trains each kind
 def test_bytes_and_heads_from_the_command(tmp_path: Path, corpus: Path) -> None:
     command = (
         f"lm --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --bytes "

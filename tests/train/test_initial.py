@@ -87,6 +87,7 @@ def test_heads_are_kept_dropped_added_and_stripped(with_heads: Path) -> None:
     assert initial.heads_for(1) is None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("more", "heads"),
     [("", 2), ("--future-tokens 2", 1), ("--future-tokens 4", 3), ("--future-tokens 1", 0)],
@@ -224,6 +225,7 @@ def test_heads_of_another_model_are_refused(
         InitialModel.read(str(folder))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("tokens", "layers", "order"), [(2, 4, "parallel"), (3, 4, "parallel"), (4, 4, "causal")]
 )

@@ -59,6 +59,7 @@ def logits(path: Path) -> Array:
     return text_logits(load(path), TOKENS)
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED, *CONVERTED, *STORED, "MXFP4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_bits_equal_those_of_the_dequantized_model(
@@ -123,6 +124,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("family", "overrides"), CASES)
 def test_families_of_mixed_blocks(
     family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path

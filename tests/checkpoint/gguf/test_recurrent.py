@@ -23,6 +23,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("family", "overrides"), CASES, ids=str)
 def test_full_precision(
     family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path
@@ -55,6 +56,7 @@ def test_forms_of_files(family: str, form: str, checkpoint: MakeCheckpoint, tmp_
     assert np.array_equal(text_logits(load(path), TOKENS), text_logits(load(plain), TOKENS))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kinds", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", MIXED, NUMBERS], ids=str)
 def test_blocks(family: str, kinds: Any, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

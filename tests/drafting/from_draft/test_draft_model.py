@@ -57,6 +57,7 @@ def spec(noise: float = WRONG, **options: Any) -> str:
     return f"draft_model(model={draft_folder(noise)!r}{more})"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("noise", [FAIR, WRONG])
 def test_chains_equal_a_reference_without_a_cache(noise: float, options: str) -> None:

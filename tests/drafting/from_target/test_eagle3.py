@@ -102,6 +102,7 @@ def check_chain(kind: str, request: Request, asked: Asked, most: int) -> None:
     assert len(drafted) == min(most, asked.depth, asked.nodes)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "options",
     [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 6, "repetition_penalty": 1.2}],
@@ -180,6 +181,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     ("kind", "shape", "target", "temperature", "rule"),
     covering(

@@ -97,6 +97,7 @@ def decode(
     return requests
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafts_equal_those_of_transformers(pair: Pair, temperature: float) -> None:
     """The texts are longer than the window of the target's sliding layers."""
@@ -170,6 +171,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRAPPERS = ("{}", "threshold({})", "merged(prompt_lookup(min_ngram=1), {})")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("head", "settings", "wrapper"), covering([*HEADS], [*ENGINES], WRAPPERS), ids=str
 )

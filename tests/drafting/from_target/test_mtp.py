@@ -138,6 +138,7 @@ def check_drafts(oracle: MtpOracle, request: Request, asked: Asked) -> int:
     return asked.tree.num_draft_tokens
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("model", "temperature", "batch"), covering(MODELS, [0.0, 0.8], [1, 2], strength=1), ids=str
 )
@@ -175,6 +176,7 @@ def test_texts_are_equal_and_draft_tokens_right(
     assert_no_blocks(drafter.inner)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kinds", ["Q8_0", "Q4_0", MIXED], ids=str)
 @pytest.mark.parametrize("family", FAMILIES[:2])
 def test_quantized_files(

@@ -108,6 +108,7 @@ def check_chain(reference: TwoStageReference, request: Request, asked: Asked) ->
     return missed
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[2:]], ids=["batch", "alone"])

@@ -55,6 +55,7 @@ def sides(
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("letters", [1, 2, 5, 40, 400])
 def test_both_implementations_grow_the_same_trees(letters: int) -> None:
     """The cases vary the repetitiveness of up to three texts, the limits of trees, and acceptance

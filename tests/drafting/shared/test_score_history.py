@@ -67,6 +67,7 @@ def choices(tokens: list[int], first: int, options: dict[str, Any]) -> Counter[t
     return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options", [GREEDY, HOT, RECOMMENDED], ids=["greedy", "T = 0.9", "recommended"]
 )

@@ -119,6 +119,7 @@ def test_a_verification_names_the_kernels(run: Run) -> None:
     assert (report["kernels"], report["exact"]) == (OTHER_KERNELS, True)
 
 
+@pytest.mark.slow  # parallel/ tests the workers
 @pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_a_benchmark_measures_the_time_in_workers(
     run: Run, tmp_path: Path, parallel: str, monkeypatch: pytest.MonkeyPatch

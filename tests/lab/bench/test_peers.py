@@ -146,6 +146,7 @@ def check_method(method: str, model: Path, llm: LLM, peers: dict[str, Peer]) -> 
     assert len(sampled.token_ids) == TOKENS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if not spec.reads_gguf])
 def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, peers: dict[str, Peer]) -> None:
     check_method(method, llm.path, llm, peers)

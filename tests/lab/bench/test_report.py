@@ -354,6 +354,7 @@ def test_the_page_is_reproducible(tmp_path: Path) -> None:
     assert render(document, tmp_path / "a")[0] == render(document, tmp_path / "b")[0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "model",
     [

@@ -40,6 +40,7 @@ def whole_run() -> Trace:
     return measured(plan("prompt_lookup"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "cut", [1, 9, 25, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (4, 15, 40))]
 )

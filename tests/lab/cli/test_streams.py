@@ -39,6 +39,7 @@ def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "ROWS", (1, 4))
 
 
+@pytest.mark.few(2)
 @NEEDS_FULL
 @pytest.mark.parametrize(
     ("run", "arguments", "fault"), cases(COMMANDS, [FULL_STREAM, UNBUFFERED], SLOW_COMMANDS)
@@ -47,6 +48,7 @@ def test_a_full_output_is_one_line(run: Run, arguments: str, fault: str) -> None
     streams.test_a_full_output_is_one_line(run, arguments, fault)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, READER_HAS_ENDED], SLOW_COMMANDS)
 )
@@ -54,6 +56,7 @@ def test_an_output_that_ends_is_no_error(run: Run, arguments: str, fault: str) -
     streams.test_an_output_that_ends_is_no_error(run, arguments, fault)
 
 
+@pytest.mark.few(2)
 @NEEDS_FULL
 @pytest.mark.parametrize(
     ("run", "arguments", "fault"), cases(COMMANDS, [CLOSED, FULL_STREAM], SLOW_COMMANDS)
@@ -64,6 +67,7 @@ def test_standard_error_changes_neither_the_exit_code_nor_the_output(
     streams.test_standard_error_changes_neither_the_exit_code_nor_the_output(run, arguments, fault)
 
 
+@pytest.mark.few(2)
 @NEEDS_FULL
 @pytest.mark.parametrize(
     ("arguments", "result"),
@@ -95,6 +99,7 @@ def test_standard_error_loses_no_file(arguments: str, result: str, tmp_path: Pat
     assert Path(result.replace("OUT", str(out))).stat().st_size
 
 
+@pytest.mark.few(2)
 @NEEDS_FULL
 @pytest.mark.parametrize(
     "arguments",

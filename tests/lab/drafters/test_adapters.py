@@ -10,6 +10,7 @@ FAST = ("lookahead", "kangaroo", "glide", "medusa", "auto")
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters_in_a_mixed_batch(name: str, dtype: DType) -> None:

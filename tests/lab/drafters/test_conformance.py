@@ -16,6 +16,7 @@ def tiny() -> LLM:
 EACH = pytest.mark.parametrize("name", REGISTERED)
 
 
+@pytest.mark.few(4)
 @EACH
 @pytest.mark.parametrize(
     "seeds", [range(3), pytest.param(range(3, 9), marks=pytest.mark.slow)], ids=str
@@ -24,6 +25,7 @@ def test_state_depends_on_the_text_and_the_targets_outputs_alone(name: str, seed
     conformance.test_state_depends_on_the_text_and_the_targets_outputs_alone(spec(name), seeds)
 
 
+@pytest.mark.few(4)
 @EACH
 def test_proposals_are_trees_within_the_limits(name: str) -> None:
     conformance.test_proposals_are_trees_within_the_limits(spec(name))

@@ -84,6 +84,7 @@ def longest(documents: Documents, tail: list[int], most: int) -> int:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CORPORA)
 @pytest.mark.parametrize("sample", [1024, 7], ids=["all looked at", "sampled"])
 def test_matches_and_children_equal_a_plain_search(

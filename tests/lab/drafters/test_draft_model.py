@@ -41,6 +41,7 @@ AROUND = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", AROUND)
 def test_an_interrupted_forward_pass_of_the_draft_changes_no_text(

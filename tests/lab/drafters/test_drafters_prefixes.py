@@ -21,6 +21,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return Pools.found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16])
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_draft_tokens_are_equal(name: str, dtype: DType, pools: list[int]) -> None:
@@ -48,11 +49,13 @@ def test_a_drafter_with_a_sliding_window_shares_no_prefixes(
         assert any(pools) == (windows[0] is None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ALONE)
 def test_only_committed_text_is_cached(name: str, pools: list[int]) -> None:
     prefixes.test_only_committed_text_is_cached(spec(name), pools)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
     prefixes.test_nothing_is_shared_across_salts(spec(name), pools)

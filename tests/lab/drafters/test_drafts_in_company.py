@@ -13,6 +13,7 @@ from pronk.drafting import PromptLookup, make_drafter
 from tiny_models import make_engine, tiny_decoder
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -18,6 +18,7 @@ CLOSE = ("merged with trained",)
 CLOSE_OPTIONS = ("temperature", "all", "guided all", "thinking", "repetitive", "stop")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"), matrix(DRAFTERS, CLOSE_OPTIONS, (), FLOAT32, CLOSE), ids=str
 )
@@ -25,12 +26,14 @@ def test_ragged_batch(name: str, options: str, dtype: DType) -> None:
     equality.test_ragged_batch(spec(name), options, dtype)
 
 
+@pytest.mark.few(6)
 @SHIFTS
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in CLOSE])
 def test_options_beside_each_other(name: str, shifts: Sequence[int]) -> None:
     equality.test_options_beside_each_other(spec(name), shifts)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
     matrix(DRAFTERS, ALONE, ("temperature",), BFLOAT16, CLOSE),
@@ -40,6 +43,7 @@ def test_batch_of_one(name: str, options: str, dtype: DType) -> None:
     equality.test_batch_of_one(spec(name), options, dtype)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.slow)], ids=str
 )
@@ -84,6 +88,7 @@ def test_committed_tokens_never_change(options: str) -> None:
     equality.test_committed_tokens_never_change(spec("merged"), options)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["jacobi", "gauss_seidel", "lookahead", "merged"])
 @SETTINGS_OF_READERS
 def test_drafters_that_read_logits(

@@ -117,6 +117,7 @@ def serve(
     return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["glide", "vanilla", "beam", "smaller"])
 def test_logits_equal_the_dense_module_with_a_delayed_cache(name: str, layers: int) -> None:
@@ -155,6 +156,7 @@ def test_sliding_windows(windows: tuple[int | None, ...]) -> None:
     assert_no_blocks(drafter)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(3))
 def test_released_blocks_are_not_read(number: int) -> None:
     """The draft reads a prompt after the target has released its first blocks, which other

@@ -21,6 +21,7 @@ def spec(name: str) -> str:
     return f"glide(model={glide_folder(**GLIDES[name])!r}, num_tokens=4)"
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", ["cape", *GLIDES])
 def test_one_call_gives_the_same_trees(

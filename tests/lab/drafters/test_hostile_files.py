@@ -10,7 +10,16 @@ import pytest
 import mutations
 from checkpoints import VOCAB, make_checkpoint
 from loading_worker import Request
-from models.test_hostile_files import MODELS, THIS, Case, Loader, check, check_undamaged, read
+from models.test_hostile_files import (
+    MODELS,
+    THIS,
+    Case,
+    Loader,
+    check,
+    check_undamaged,
+    read,
+    sample,
+)
 from pronk.lab.drafters.datastore.builder import write_datastore
 from pronk.text.tokenizer import Tokenizer
 
@@ -72,12 +81,12 @@ KINDS: dict[str, Callable[[Bases], Iterator[Case]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_load_or_are_refused(bases: Bases, loader: Loader, kind: str) -> None:
-    cases = [*KINDS[kind](bases)]
+    cases = sample(KINDS[kind](bases), 8)
     check_undamaged(cases, loader)
-    check(cases, loader, 20)
+    check(cases, loader)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_files_load_or_are_refused(bases: Bases, loader: Loader, kind: str) -> None:
-    check(KINDS[kind](bases), loader, 1000)
+    check(sample(KINDS[kind](bases), 1000), loader)

@@ -42,6 +42,7 @@ CHAINS: list[tuple[str, tuple[int, ...] | None, float]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("chain", "options"), covering(CHAINS, [*OPTIONS], strength=1), ids=str)
 def test_chains_equal_a_reference_without_caches(
     chain: tuple[str, tuple[int, ...] | None, float], options: str

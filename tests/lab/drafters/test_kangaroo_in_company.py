@@ -83,6 +83,7 @@ class Spoiled(Proposer[Any]):
         self.inner.stop(state)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"]
 )
@@ -123,6 +124,7 @@ COMPOSITES = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("options", ["greedy", "sampling"])
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_parts_of_a_composite(name: str, options: str) -> None:
@@ -159,6 +161,7 @@ def test_learned_positions() -> None:
     assert total(decode(engine, drafter, PROMPTS, temperature=0.8), "accepted") > 20
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("made", ["{}", "cape({})", "threshold({})"])
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 def test_the_target_reads_no_row_that_drafting_has_written(rule: Any, made: str) -> None:
@@ -198,6 +201,7 @@ class Overwriting(Spoiled):
         return tree
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("own", [False, True], ids=["first layers", "adapter"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("made", ["{}", "cape(threshold({}))"])

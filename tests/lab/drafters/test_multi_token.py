@@ -88,6 +88,7 @@ def check_chains(seen: Seen, shape: HeadsShape, **target: Any) -> None:
             assert draft_tokens == [row[len(text) - 2] for row in rows][: len(draft_tokens)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_chains_equal_a_forward_pass_over_the_whole_text(target: str, seen: Seen) -> None:
     engine = make_engine(tiny_decoder(**TARGETS[target]))
@@ -148,6 +149,7 @@ def test_drawn_chains_are_accepted(rule: str) -> None:
     assert total(requests, "accepted") > 20
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("count", [1, 2, 3, None])
 def test_num_tokens_is_the_number_of_heads_used(count: int | None, seen: Seen) -> None:
     for order in ("parallel", "causal", "anticausal"):

@@ -100,6 +100,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @MOSTLY_FLOAT32
 @pytest.mark.parametrize(("adapter", "shape"), covering(ADAPTERS, [*TARGETS], strength=1))
 def test_kangaroo_adapters(
@@ -147,6 +148,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("variant", "dtype"), covering([*VARIANTS], [FLOAT32, BFLOAT16], strength=1), ids=str
 )
@@ -177,6 +179,7 @@ def test_multi_token_heads(variant: str, dtype: DType, monkeypatch: pytest.Monke
     assert_close(said, dtype, without)
 
 
+@pytest.mark.few(1)
 @MOSTLY_FLOAT32
 @pytest.mark.parametrize(
     ("windows", "layers"),

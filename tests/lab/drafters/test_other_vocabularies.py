@@ -20,6 +20,7 @@ def llm() -> LLM:
     return LLM(budget="all")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shuffled_vocabulary_drafts_as_well(

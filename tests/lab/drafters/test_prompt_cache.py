@@ -19,6 +19,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     yield from servers(tmp_path, monkeypatch)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.slow), BFLOAT16], ids=str
 )

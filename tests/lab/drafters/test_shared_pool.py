@@ -30,6 +30,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
     return Pools
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WITH_POOLS)
 def test_preempted_requests_hold_no_block_of_a_drafter(name: str, pools: type[Pools]) -> None:
     shared_pool.test_preempted_requests_hold_no_block_of_a_drafter(spec(name), pools)

@@ -102,6 +102,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
 def test_trees_equal_a_best_first_search(smaller: str, params: SamplingParams) -> None:
@@ -182,6 +183,7 @@ class Counted(list[int]):
         return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
 def test_a_proposal_reads_only_the_end_of_a_long_text(smaller: str) -> None:
     """The smaller drafter is asked in each forward pass; all together read fewer tokens than the

@@ -24,6 +24,7 @@ def _draft_models(monkeypatch: pytest.MonkeyPatch) -> None:
     use_draft_models(monkeypatch)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters(name: str) -> None:
     want = plain(FLOAT32, "repetitive", SHORT, **RECURRENT)
@@ -33,6 +34,7 @@ def test_drafters(name: str) -> None:
     assert total(got, "drafted") > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("adapter", "exit_layer"), covering(ADAPTERS, [1, 2], strength=1))
 def test_early_exit(adapter: str, exit_layer: int) -> None:
     """The first layers compute draft tokens, and leave the states as they are."""
@@ -58,6 +60,7 @@ TREES = (
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "target"), covering(TREES, ["recurrent", "attention"], strength=1)
 )

@@ -66,6 +66,7 @@ def test_inside_composite_drafters(kind: str, spec: str) -> None:
     assert sum(each.accepted for each in own) > (10 if kind == "multi_token" else 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_samples_of_one_prompt(kind: str, windows: tuple[int | None, ...]) -> None:

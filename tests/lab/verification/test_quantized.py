@@ -47,6 +47,7 @@ SHARES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "drafters"), SHARES)
 def test_drafters_change_nothing(
     kind: str, drafters: list[str], pronk_tiny: LLM, tmp_path: Path

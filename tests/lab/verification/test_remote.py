@@ -92,6 +92,7 @@ FAULTS = {
 LIKE_OTHERS = ("empty", "text of logprobs", "batch logprobs", "sum")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=pytest.mark.slow if f in LIKE_OTHERS else ()) for f in FAULTS]
 )

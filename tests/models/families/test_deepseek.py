@@ -165,6 +165,7 @@ def logits_of(path: Path, tokens: list[int] = TOKENS) -> Array:
     return text_logits(load(path), tokens)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rank", [24, None], ids=["latents of queries", "plain queries"])
 @pytest.mark.parametrize("older", [False, True], ids=["new file", "old file"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -205,6 +206,7 @@ def weights(decoder: Any) -> dict[str, Array]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("older", [False, True], ids=["new file", "old file"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q6_K"])
 def test_quantized_gguf_files(
@@ -262,6 +264,7 @@ def test_mtp_heads_are_ignored(tmp_path: Path, checkpoint: MakeCheckpoint) -> No
     assert logits_of(changed).tobytes() == logits_of(folder).tobytes()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "drafter"),
     [

@@ -274,6 +274,7 @@ def test_the_config_of_a_gguf_file(checkpoint: MakeCheckpoint, tmp_path: Path) -
 MIXED = {"": "Q4_0", "per_layer_token_embd": "Q6_K", "attn_v": "Q8_0", "ffn_down": "Q5_K"}
 
 
+@pytest.mark.few(3)
 @EITHER
 @pytest.mark.parametrize("kinds", ["Q4_0", "Q8_0", "Q4_K", MIXED], ids=str)
 def test_quantized_gguf_files(
@@ -317,6 +318,7 @@ def test_roundings_of_parts_of_the_model(
     assert np.array_equal(found, text_logits(decoder, TOKENS, BFLOAT16)[-1:])
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", sorted(PACKED_BLOCKS))
 def test_rows_of_a_quantized_table_stay_in_the_file(
     kind: str, checkpoint: MakeCheckpoint, tmp_path: Path

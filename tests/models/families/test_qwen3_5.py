@@ -290,6 +290,7 @@ def test_quantized_folders(
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("family", "kind"), covering(FAMILIES, [*QUANTIZED], strength=1))
 def test_rows_of_blocks(family: str, kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Packed blocks have the numbers of the dequantized weights, whatever rows a layer takes."""

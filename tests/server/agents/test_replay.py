@@ -99,6 +99,7 @@ def whole(client: httpx.Client, request: Recorded, body: Mapping[str, Any]) -> d
     return answer
 
 
+@pytest.mark.few(13)
 @named(ANSWERED)
 def test_answer_and_next_turn(client: httpx.Client, short: Fields, request_: Recorded) -> None:
     body = {**request_.body, **short}
@@ -114,6 +115,7 @@ def test_answer_and_next_turn(client: httpx.Client, short: Fields, request_: Rec
     assert num_prompt(request_.route, again) > num_prompt(request_.route, answer)
 
 
+@pytest.mark.few(9)
 @named(CALLING)
 def test_call_and_its_result(client: httpx.Client, short: Fields, request_: Recorded) -> None:
     body = {**request_.body, **short, **ONE_CALL[request_.route]}

@@ -220,6 +220,23 @@ def check(
         assert pieces[-1].completion is not None
 
 
+@pytest.fixture
+def patient_router(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the router, which waits for a replica's number of requests as long as it takes.
+
+    On a busy machine, replicas may miss any limit of time.
+    """
+    from pronk.server.replicas.routing import PrefixRouter
+
+    for name in ("queue_len_response_deadline_s", "max_queue_len_response_deadline_s"):
+        monkeypatch.setattr(PrefixRouter, name, HUNG)
+    handle = replicas_of(dispatcher).deployed.handle
+    found = handle._router._asyncio_router.request_router
+    assert isinstance(found, PrefixRouter)
+    return found
+
+
+@pytest.mark.usefixtures("patient_router")
 def test_prompts_go_to_the_node_with_their_prefix(dispatcher: Dispatcher, llm: LLM) -> None:
     options = [params(seed, 12) for seed in range(8)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(8)]
@@ -240,6 +257,44 @@ def test_prompts_go_to_the_node_with_their_prefix(dispatcher: Dispatcher, llm: L
     cached = [pieces[-1].completion.stats.cached_tokens for pieces in found]  # type: ignore[union-attr]
     assert cached[:2] == [0, 0]
     assert all(each > 30 for each in cached[2:])
+
+
+def test_the_router_waits_longer_for_a_busy_replica_than_ray() -> None:
+    from ray.serve.request_router import RequestRouter
+
+    from pronk.server.replicas.routing import PrefixRouter
+
+    assert PrefixRouter.queue_len_response_deadline_s >= 1.0
+    assert PrefixRouter.queue_len_response_deadline_s > RequestRouter.queue_len_response_deadline_s
+
+
+def test_a_prompt_waits_for_the_busy_replica_with_its_prefix(
+    dispatcher: Dispatcher, patient_router: Any
+) -> None:
+    from ray.serve.request_router import RequestRouter
+
+    accepted = list[str]()
+    replicas_of(dispatcher).on_accept = accepted.extend
+
+    async def main() -> None:
+        await collect(dispatcher, BEGINNINGS[0], params(0, 1))
+        process = replicas_of(dispatcher).accepted[accepted[0]].process
+        for replica in patient_router.curr_replicas:
+            patient_router.replica_queue_len_cache.invalidate_key(replica)  # else Ray does not ask
+        os.kill(process, signal.SIGSTOP)
+        try:
+            second = asyncio.create_task(collect(dispatcher, BEGINNINGS[0], params(1, 1)))
+            await asyncio.sleep(3 * RequestRouter.queue_len_response_deadline_s)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        await second
+
+    try:
+        asyncio.run(main())
+    finally:
+        replicas_of(dispatcher).on_accept = lambda _: None
+    assert len(accepted) == 2
+    assert accepted[0] == accepted[1]
 
 
 def test_simultaneous_requests_are_spread(dispatcher: Dispatcher, llm: LLM) -> None:
@@ -290,6 +345,7 @@ def test_streams_continue_when_a_replica_is_killed(dispatcher: Dispatcher, llm: 
     assert dispatcher.num_requests == 0
 
 
+@pytest.mark.slow  # test_dispatcher.py has deaths of replicas
 def test_a_stream_continues_when_its_replicas_are_killed_in_turn(
     dispatcher: Dispatcher, llm: LLM
 ) -> None:

@@ -153,6 +153,7 @@ def test_texts_of_adapters_are_independent_of_deaths(
     assert identity(llm, {})[0] != identity(plain, {})[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -360,6 +361,7 @@ def test_replicas_of_other_processors_continue_a_text() -> None:
         assert len(replicas.requests) == 4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("spec", ["prompt_lookup", "suffix", "recycling", "lookahead"])
 def test_drafters_know_the_text_before_a_death(llm: LLM, spec: str) -> None:
     params = SamplingParams(max_tokens=64, seed=7, ignore_eos=True)

@@ -126,6 +126,7 @@ def texts(stream: Any) -> Iterator[str]:
                 yield choice["text"]
 
 
+@pytest.mark.slow  # test_cluster.py has replicas in processes
 def test_a_server_until_its_end() -> None:
     """One server has all checks: pytest-xdist would give each process that runs one of several tests
     a server of its own, whose cluster takes half a minute to start.

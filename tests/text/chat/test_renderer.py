@@ -104,6 +104,7 @@ def render_in_time(hasty: Renderer, source: str, content: str) -> str:
     return rendered[0]
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_templates_are_stopped(source: str, hasty: Renderer) -> None:
     with processor_limit(5), pytest.raises((PromptError, TokenizerError)) as caught:

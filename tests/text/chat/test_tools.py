@@ -544,6 +544,7 @@ def test_a_special_token_within_the_beginning_of_a_call_makes_it_text() -> None:
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -740,6 +741,7 @@ def test_schemas_that_are_too_large_together_are_left_out() -> None:
     assert [each.dropped for each in described] == [(), (), ()]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("count", [pytest.param(500, marks=pytest.mark.slow), 1024])
 @pytest.mark.parametrize(
     ("family", "equal", "free"), covering([*TEMPLATES], [False, True], [False, True], strength=1)

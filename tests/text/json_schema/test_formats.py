@@ -59,6 +59,7 @@ def test_values_of_formats(name: str) -> None:
     assert [text for text in bad if matches(follower, text)] == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FORMAT_CHECKS)
 def test_random_texts_of_formats_are_valid(name: str) -> None:
     schema = relax({"type": "string", "format": name}).schema

@@ -76,6 +76,7 @@ def logits(
     return to_array(module.logits(hidden).float())
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize(
     "case", SUPPORTED, ids=[f"{case.family}: {case.name}" for case in SUPPORTED]
 )

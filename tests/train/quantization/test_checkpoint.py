@@ -98,6 +98,7 @@ def test_config_and_companions(checkpoint: MakeCheckpoint, tmp_path: Path) -> No
         assert names == {"config.json", "model.safetensors", "README.md", *companions}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("method", ["nearest", "scaled", "gptq"])
 @pytest.mark.parametrize(
     ("family", "overrides"),
@@ -371,6 +372,7 @@ def test_a_method_without_a_perplexity_is_not_the_best(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 0), (8, 16), (8, 0)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -10,11 +10,14 @@
 #include "scalar.h"
 #include "thread_pool.h"
 
-// Maximum rows of a tile: `rows`. In builds with a sanitizer at most 3: more tile sizes would compile for minutes.
+// Maximum rows of a tile: `rows`. In builds with a sanitizer at most 3: more tile sizes would compile for minutes. Tiles
+// with quantized weights then have 2, so that several of them share a row tile, as they do without VNNI.
 #if defined(PRONK_FEW_TILES)
 #define LIMIT_TILE_ROWS(rows) ((rows) < 3 ? (rows) : 3)
+#define LIMIT_QUANT_ROWS(rows) ((rows) < 2 ? (rows) : 2)
 #else
 #define LIMIT_TILE_ROWS(rows) (rows)
+#define LIMIT_QUANT_ROWS(rows) (rows)
 #endif
 
 namespace pronk {

@@ -7,7 +7,7 @@ namespace pronk {
 namespace {
 // Maximum rows, and rows times blocks of 16 outputs, of a GEMM tile with quantized weights. 6 sums, the codes of a step
 // and 1 input take 24 + 4 + 1 of 32 registers.
-constexpr int QUANT_TILE_M = LIMIT_TILE_ROWS(6);
+constexpr int QUANT_TILE_M = LIMIT_QUANT_ROWS(6);
 constexpr int QUANT_ACCUMULATORS = 1;
 
 #include "simd.h"

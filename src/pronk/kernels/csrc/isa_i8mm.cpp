@@ -8,7 +8,7 @@ namespace pronk {
 namespace {
 // Maximum rows, and rows times blocks of 16 outputs, of a GEMM tile with quantized weights. 6 sums take 24 of
 // 32 registers; the codes of two steps are loaded vector by vector.
-constexpr int QUANT_TILE_M = LIMIT_TILE_ROWS(6);
+constexpr int QUANT_TILE_M = LIMIT_QUANT_ROWS(6);
 constexpr int QUANT_ACCUMULATORS = 1;
 
 #include "simd.h"

@@ -10,12 +10,21 @@ from pronk import SamplingParams
 from pronk.server.replicas.messages import GenerateRequest
 from pronk.server.replicas.prefix_routes import InFlightRequests, PrefixRoutes
 
+# Seconds in which a replica must tell its number of requests; then the router tries another one.
+# Ray waits 0.1 s, which a replica on a busy machine misses. The prompt, and all later ones with its
+# prefix, would move to a replica that has the prefix not in its cache.
+_ANSWER_TIMEOUT = 2.0
+
 # Stands in for the request of calls without one, such as Replica.about().
 _EMPTY_REQUEST = GenerateRequest([], SamplingParams())
 
 
 class PrefixRouter(RequestRouter):
     """Router of requests by the prefixes of their prompts; each calling process has its own."""
+
+    # Ray's names of the first and of the largest time limit.
+    queue_len_response_deadline_s = _ANSWER_TIMEOUT
+    max_queue_len_response_deadline_s = _ANSWER_TIMEOUT
 
     def initialize_state(self, **options: Any) -> None:
         """Start without known prefixes and without requests in flight."""

@@ -128,6 +128,7 @@ def proposed_logits(stage: Stage, logits: Array) -> Array:
     return logits if ids is None else logits[ids]
 
 
+@pytest.mark.few(6)
 @ALL
 def test_steps_and_trees_equal_the_formulas(name: str, tmp_path: Path) -> None:
     layout, form = FORMS[name]
