@@ -1,17 +1,23 @@
 r"""Measure real models on public prompts: pronk's drafters and other engines on the same file.
 
-    python benchmarks/real.py smollm2 --out benchmarks/results/2026-11-real-avx512
-    python benchmarks/real.py smollm2 model.gguf --out FOLDER/NAME --minutes 60 \
-        --peer-python llama_cpp=/path/to/python
+    PATH=~/llama.cpp/build/bin:$PATH python benchmarks/real.py smollm2 qwen2.5-coder-0.5b \
+        qwen2.5-coder-1.5b gemma-3-270m --limit 12 --out benchmarks/results/2026-11-real-avx512 \
+        --peer-python openvino=/path/to/python
+    python benchmarks/real.py smollm2 --limit 1 --out FOLDER/NAME    # a first look
     python benchmarks/real.py --out FOLDER/NAME --show
 
 ``pronk bench`` measures each model for at most ``--minutes`` per call. The prompts are those of the
 suites in ``benchmarks/suites`` and of the files given by ``--prompts``; all methods answer one
-prompt after the other. OUT.MODEL.trace.jsonl keeps every output, and the same command continues
-after an interruption. OUT.json has one row for each model, method and group of prompts, with the
-processor and the date, also for models that were measured earlier. OUT.md shows the rows as tables;
-``--show`` writes it again. ``python tools/docs/blocks.py`` draws the plot of the README and writes
-its table.
+prompt after the other. The peers are llama.cpp's own server, found on PATH, with its drafts from
+n-grams, and OpenVINO GenAI with prompt lookup. OUT.MODEL.trace.jsonl keeps every output, and
+the same command continues after an interruption: a model with all of its prompts takes seconds.
+OUT.json has one row for each model, method and group of prompts, with the processor and the date,
+also for models that were measured earlier; it is written after each model. OUT.md shows the rows as
+tables; ``--show`` writes it again. ``python tools/docs/blocks.py`` draws the plot of the README and
+writes its table.
+
+A method that drafts is compared with the plain decoding of its own engine, at the same seed: texts
+of two engines may differ, because each rounds in its own way.
 
 The groups of prompts are *chat*, questions answered in free text (GSM8K, MT-Bench, …), *code*, code
 written from a description, and *copy*, answers that repeat much of the prompt (code edits,
@@ -28,7 +34,7 @@ import shlex
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -53,9 +59,21 @@ GROUPS = {
     "code": ("humaneval", "mbpp_sanitized"),
     "copy": ("code_edit", "long_summarization", "json_schema", "summarization", "rag"),
 }
-DRAFTERS = ("auto", "suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
-PEERS = ("llama_cpp", "llama_cpp_prompt_lookup", "openvino", "openvino_prompt_lookup")
+DRAFTERS = ("auto", "suffix(store_tokens=0)")
+PEERS = (
+    "llama_server",
+    "llama_server_ngram_simple",
+    "llama_server_ngram_map_k",
+    "llama_server_ngram_mod",
+    "llama_server_ngram_cache",
+    "openvino",
+    "openvino_prompt_lookup",
+)
 TEMPERATURES = (0.0, 0.7)
+# Method, temperature, task and id of a sample.
+Key = tuple[str, float, str, str]
+# Notes of a peer that have the version of its engine.
+VERSIONS = ("llama-server", "openvino-genai", "llama-cpp-python", "transformers")
 
 
 def main() -> None:
@@ -68,6 +86,7 @@ def main() -> None:
         "--out", type=Path, required=True, help="path of the results, without a suffix"
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="time limit per model and call")
+    parser.add_argument("--limit", type=int, help="number of prompts of each model; default: all")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument(
         "--prompts", type=Path, action="append", default=[], help="more prompts, JSON lines"
@@ -83,43 +102,69 @@ def main() -> None:
     )
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    outputs = {suffix: given.out.parent / f"{given.out.name}.{suffix}" for suffix in ("json", "md")}
-    rows = json.loads(outputs["json"].read_text()) if outputs["json"].is_file() else []
-    if not given.show:
-        prompts = given.out.parent / f"{given.out.name}.prompts.jsonl"
-        write_prompts(prompts, given.prompts)
-        for model in given.models:
-            measure(model, prompts, given)
-        traces = sorted(given.out.parent.glob(f"{given.out.name}.*.trace.jsonl"))
-        measured = [row for trace in traces for row in summarize(read_trace(trace), given.prompts)]
-        commands = {row["model"]: row["command"] for row in rows if "command" in row}
-        for row in measured:
-            # Models of earlier calls keep their command, which may have had other prompts.
-            if row["model"] not in given.models:
-                row["command"] = commands.get(row["model"], row["command"])
-        new_models = {row["model"] for row in measured}
-        rows = [row for row in rows if row["model"] not in new_models]
+    rows: list[dict[str, Any]] = []
+    if output(given.out, "json").is_file():
+        rows = json.loads(output(given.out, "json").read_text())
+    models = [] if given.show else given.models
+    if models:
+        prompts = output(given.out, "prompts.jsonl")
+        num_prompts = write_prompts(prompts, given.prompts, given.limit)
+        say(
+            f"models: {len(models)}, prompts of each: {num_prompts}; at most {given.minutes:g} minutes "
+            f"for a model, {given.minutes * len(models) / 60:.1f} hours in all; shorter: --limit "
+            "or --minutes; the same command continues"
+        )
+    for number, model in enumerate(models, 1):
+        say(f"[{number}/{len(models)}] {model}")
+        trace = trace_path(given.out, model)
+        measure(model, prompts, trace, given)
+        measured = summarize(read_trace(trace), given.prompts, given.limit)
+        rows = [row for row in rows if row["model"] != measured[0]["model"]]
         rows += measured
+        save(given.out, rows)
     if not rows:
         parser.error(
-            f"expected measurements in {outputs['json']}, found none; name a model, without --show"
+            f"expected measurements in {output(given.out, 'json')}, found none; name a model, "
+            "without --show"
         )
-    save_result("out", outputs["json"], json.dumps(rows, indent=1) + "\n")
-    save_result("out", outputs["md"], markdown(rows))
+    save(given.out, rows)
     print(markdown(rows))
 
 
-def write_prompts(path: Path, others: Iterable[Path]) -> None:
-    """Write the prompts of the suites and of other files into one file.
+def say(message: str) -> None:
+    """Print a message to standard error, which a result on standard output does not mix with."""
+    print(f"real: {message}", file=sys.stderr, flush=True)
 
-    The suites take turns, and the order does not depend on the machine.
+
+def output(out: Path, suffix: str) -> Path:
+    """Return the path of a file of the results, such as OUT.json."""
+    return out.parent / f"{out.name}.{suffix}"
+
+
+def trace_path(out: Path, model: str) -> Path:
+    """Return the path of a model's trace."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model)
+    return output(out, f"{name}.trace.jsonl")
+
+
+def save(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write OUT.json and OUT.md."""
+    save_result("out", output(out, "json"), json.dumps(rows, indent=1) + "\n")
+    save_result("out", output(out, "md"), markdown(rows))
+
+
+def write_prompts(path: Path, others: Iterable[Path], limit: int | None = None) -> int:
+    """Write the prompts of the suites and of other files into one file; return their number.
+
+    The suites take turns, and the order does not depend on the machine. ``limit`` is the maximum
+    number of prompts.
     """
     lists: list[list[bytes]] = []
-    for name, limit in PROMPTS.items():
+    for name, number in PROMPTS.items():
         with gzip.open(SUITES / f"{name}.jsonl.gz") as file:
             lines = file.read().splitlines()
-        step = 1 if name == "long_context" else max(1, len(lines) // limit)
-        lists.append(lines[::step][:limit])
+        step = 1 if name == "long_context" else max(1, len(lines) // number)
+        lists.append(lines[::step][:number])
     for other in others:
         by_task: dict[str, list[bytes]] = defaultdict(list)
         data = other.read_bytes()
@@ -128,15 +173,14 @@ def write_prompts(path: Path, others: Iterable[Path]) -> None:
         for line in data.splitlines():
             by_task[json.loads(line).get("task", other.stem)].append(line)
         lists += [lines[:20] for lines in by_task.values()]
-    with path.open("wb") as out:
-        for group in zip_longest(*lists):
-            out.writelines(line + b"\n" for line in group if line is not None)
+    turns = [line for group in zip_longest(*lists) for line in group if line is not None]
+    chosen = turns[:limit]
+    path.write_bytes(b"".join(line + b"\n" for line in chosen))
+    return len(chosen)
 
 
-def measure(model: str, prompts: Path, given: argparse.Namespace) -> None:
-    """Run ``pronk bench`` on a model, or continue an earlier run."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model)
-    trace = given.out.parent / f"{given.out.name}.{name}.trace.jsonl"
+def measure(model: str, prompts: Path, trace: Path, given: argparse.Namespace) -> None:
+    """Run ``pronk bench`` on a model, or continue an earlier run of the same trace."""
     peers = [peer for peer in given.peer or PEERS if peer != "none"]
     command = [sys.executable, "-m", "pronk", "bench", "--model", model, "--fit"]
     command += ["--prompts", str(prompts), "--max-tokens", str(given.max_tokens)]
@@ -161,15 +205,18 @@ def repeated(option: str, values: Iterable[str]) -> list[str]:
     return words
 
 
-def command_of(arguments: dict[str, Any], prompts: Iterable[Path]) -> str:
+def command_of(arguments: dict[str, Any], prompts: Iterable[Path], limit: int | None = None) -> str:
     """Return the command that began a trace, from the arguments of its ``pronk bench``.
 
-    The command has names of files without their folders.
+    The command has names of files without their folders. ``prompts`` and ``limit`` are options of
+    this script alone.
     """
     models = [Path(model).name if "." in model else model for model in arguments["model"]]
     engines = [pair.partition("=")[0] for pair in arguments["peer_python"] or ()]
     words = ["python", "benchmarks/real.py", *models, "--out", "OUT"]
     words += ["--minutes", f"{arguments['minutes']:g}"]
+    if limit is not None:
+        words += ["--limit", str(limit)]
     words += ["--max-tokens", str(arguments["max_tokens"])]
     if arguments["threads"] is not None:
         words += ["--threads", str(arguments["threads"])]
@@ -180,11 +227,14 @@ def command_of(arguments: dict[str, Any], prompts: Iterable[Path]) -> str:
     return shlex.join(words)
 
 
-def summarize(records: Sequence[Record], prompts: Iterable[Path] = ()) -> list[dict[str, Any]]:
+def summarize(
+    records: Sequence[Record], prompts: Iterable[Path] = (), limit: int | None = None
+) -> list[dict[str, Any]]:
     """Return the rows of one trace: one for each group of prompts, method and temperature.
 
     A row is about the prompts that both the method and plain decoding have finished. Times are sums
-    over prompts. ``prompts`` are the files given by ``--prompts``.
+    over prompts. ``prompts`` are the files given by ``--prompts``, and ``limit`` is the number
+    given by ``--limit``.
     """
     start = records[0]
     assert isinstance(start, Start)
@@ -202,18 +252,22 @@ def summarize(records: Sequence[Record], prompts: Iterable[Path] = ()) -> list[d
         "threads": start.hardware.get("threads"),
         "kernels": model.kernels,
         "date": start.started[:10],
-        "command": command_of(start.arguments, prompts),
+        "command": command_of(start.arguments, prompts, limit),
     }
     rows = []
     for group in ("all", "chat", "code", "copy"):
         for temperature in TEMPERATURES:
             for method in model.methods:
-                pairs = list[tuple[Sample, Sample]]()
-                for key, sample in samples.items():
-                    plain = samples.get((PLAIN, *key[1:]))
-                    is_own = key[:2] == (method, temperature)
-                    if is_own and plain is not None and group in ("all", group_of(sample.task)):
-                        pairs.append((sample, plain))
+                chosen = [
+                    sample
+                    for key, sample in samples.items()
+                    if key[:2] == (method, temperature) and group in ("all", group_of(sample.task))
+                ]
+                pairs = with_output_of(PLAIN, chosen, samples)
+                own_plain = plain_method(chosen[0].engine) if chosen else PLAIN
+                own_pairs = []
+                if own_plain != method:
+                    own_pairs = with_output_of(own_plain, chosen, samples)
                 load = model.load_seconds
                 if method in peers:
                     load = peers[method].get("load_seconds")
@@ -223,11 +277,46 @@ def summarize(records: Sequence[Record], prompts: Iterable[Path] = ()) -> list[d
                     "method": method,
                     "load": load and float(load),
                 }
-                row = head | label | figures(pairs)
+                row = head | label | figures(pairs) | equality(own_pairs)
+                if method in peers:
+                    row["engine"] = version_of(peers[method])
                 if not pairs and method in errors:
                     row["error"] = errors[method]
                 rows.append(row)
     return rows
+
+
+def with_output_of(
+    method: str, chosen: Iterable[Sample], samples: Mapping[Key, Sample]
+) -> list[tuple[Sample, Sample]]:
+    """Pair samples with those of a method for the same prompt and temperature, where it has one."""
+    pairs = list[tuple[Sample, Sample]]()
+    for sample in chosen:
+        other = samples.get((method, sample.temperature, sample.task, sample.id))
+        if other is not None:
+            pairs.append((sample, other))
+    return pairs
+
+
+def plain_method(engine: str) -> str:
+    """Return the method that is the plain decoding of an engine."""
+    return PLAIN if engine == "pronk" else engine
+
+
+def version_of(notes: dict[str, str]) -> str | None:
+    """Return name and version of a peer's engine, or ``None`` if it did not start."""
+    found = [f"{name} {notes[name]}" for name in VERSIONS if name in notes]
+    return found[0] if found else None
+
+
+def equality(pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, int]:
+    """Return how many outputs were compared with plain decoding of their engine, and are equal.
+
+    Without pairs, as for plain decoding itself, the result is empty.
+    """
+    if not pairs:
+        return {}
+    return {"compared": len(pairs), "equal": sum(a.tokens == b.tokens for a, b in pairs)}
 
 
 def group_of(task: str) -> str:
@@ -242,7 +331,6 @@ def figures(pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, Any]:
     ours = [pair[0] for pair in pairs]
     plain = [pair[1] for pair in pairs]
     passes = [len(s.steps) for s in ours if s.steps is not None]
-    comparable = ours[0].engine == "pronk" or ours[0].temperature == 0
     peaks = [s.peak_memory for s in ours if s.peak_memory is not None]
     first_times = [s.ttft for s in ours if s.ttft is not None]
     num_tokens = sum(len(s.tokens) for s in ours)
@@ -255,7 +343,6 @@ def figures(pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, Any]:
         "first_token": fmean(first_times) if first_times else None,
         "tokens_per_pass": num_tokens / sum(passes) if passes else None,
         "peak_memory": max(peaks) if peaks else None,
-        "same": sum(a.tokens == b.tokens for a, b in pairs) if comparable else None,
     }
 
 
@@ -293,15 +380,18 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         command = f"\n\n```sh\n{first['command']}\n```" if "command" in first else ""
         counts = ", ".join(f"{group} {count(mine, group)}" for group in ("chat", "code", "copy"))
         machine = f"{first['processor']}, {first['threads']} threads, {first['kernels']}"
+        engines = dict.fromkeys(row["engine"] for row in mine if row.get("engine"))
         about = f"{machine}, {first['date']}. Prompts: {counts}."
+        if engines:
+            about += f" Engines: {', '.join(engines)}."
         text.append(f"## {model}\n\n{about}{command}\n")
         text += [table(mine, temperature) for temperature in TEMPERATURES]
     text.append(
         "*load*: seconds until the model is ready, after the import. *first*: seconds to the first "
         "token, mean. *tokens/s*: with the time of the prompt, and after the first token. *× "
         "plain*: of pronk's plain decoding, by group of prompts. *per pass*: tokens per forward "
-        "pass of the model. *same*: outputs equal to those of pronk's plain decoding; an engine "
-        "with other random numbers is compared at T = 0 only.\n"
+        "pass of the model. *equal*: outputs equal to those of the engine's own plain decoding, at "
+        "the same seed.\n"
     )
     return "\n".join(text)
 
@@ -315,7 +405,7 @@ def count(rows: Sequence[dict[str, Any]], group: str) -> int:
 def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return the table of one model at one temperature."""
     heads = ["method", "load, s", "first, s", "tokens/s", "after first"]
-    heads += ["× plain, all", "chat", "code", "copy", "per pass", "peak, GB", "same"]
+    heads += ["× plain, all", "chat", "code", "copy", "per pass", "peak, GB", "equal"]
     lines = [f"T = {temperature:g}\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     at_temperature = [row for row in rows if row["temperature"] == temperature]
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -332,7 +422,7 @@ def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
         cells += [show(by_group[group].get("speedup"), 2) for group in groups]
         peak = None if row["peak_memory"] is None else row["peak_memory"] / 1e9
         cells += [show(row["tokens_per_pass"], 2), show(peak, 2)]
-        cells.append("–" if row["same"] is None else f"{row['same']}/{row['prompts']}")
+        cells.append(f"{row['equal']}/{row['compared']}" if "equal" in row else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -105,22 +105,6 @@ def test_public_surface_is_exactly_this() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "old", "new"),
-    [
-        ("pronk", "Guesser", "Proposer"),
-        ("pronk.testing", "ScriptedGuesser", "ScriptedProposer"),
-    ],
-)
-def test_former_names_are_deprecated_aliases(module: str, old: str, new: str) -> None:
-    home = importlib.import_module(module)
-    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated; use .*{new}"):
-        alias = getattr(home, old)
-    assert alias is getattr(home, new)
-    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nonsense'"):
-        _ = home.nonsense
-
-
-@pytest.mark.parametrize(
     ("old", "new", "name"),
     [
         ("pronk.drafters", "pronk.drafting", "Proposer"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 from pronk.base import errors
 from pronk.drafting.registry import drafter_classes, find_class
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from pronk.text.guide import Guide as Guide
     from pronk.text.infill import ContextFile as ContextFile
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Version of the bits: with an equal value, the same model, prompt and seed give the same tokens and
 # log-probabilities. A change of them raises it (tests/golden.py).
@@ -77,9 +76,6 @@ def __getattr__(name: str) -> Any:
     """
     if name == "__all__":
         return __dir__()
-    if name == "Guesser":
-        warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
-        name = "Proposer"
     for module, names in _NAMES.items():
         if name in names:
             return getattr(import_module(module), name)

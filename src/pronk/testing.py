@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -278,13 +277,3 @@ def _first_difference(got: Sequence[int], want: Sequence[int]) -> int | str:
         if token != plain_token:
             return index
     return "its end"
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ScriptedGuesser":
-        warn(
-            "ScriptedGuesser is deprecated; use ScriptedProposer", DeprecationWarning, stacklevel=2
-        )
-        return ScriptedProposer
-    msg = f"module 'pronk.testing' has no attribute {name!r}"
-    raise AttributeError(msg)

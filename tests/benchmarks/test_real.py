@@ -19,7 +19,10 @@ def real() -> ModuleType:
 
 @pytest.mark.slow  # runs a whole benchmark
 def test_a_benchmark_of_a_small_model(
-    real: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "toy"
     words = [
@@ -33,6 +36,8 @@ def test_a_benchmark_of_a_small_model(
         "6",
         "--threads",
         "1",
+        "--limit",
+        "2",
     ]
     words += ["--drafter", "prompt_lookup", "--peer", "none"]
     monkeypatch.setattr(sys, "argv", words)
@@ -49,14 +54,22 @@ def test_a_benchmark_of_a_small_model(
     # the limit ends every call after its first prompt
     assert plain["prompts"] == lookup["prompts"] == 1
     assert (plain["speedup"], plain["tokens_per_pass"]) == (1.0, 1.0)
-    assert lookup["same"] == lookup["prompts"]
-    command = f"python benchmarks/real.py pronk-tiny --out OUT {' '.join(words[4:])}"
+    assert lookup["equal"] == lookup["compared"] == 1
+    assert "equal" not in plain
+    shown = "--minutes 0 --limit 2 --max-tokens 6 --threads 1 --drafter prompt_lookup --peer none"
+    command = f"python benchmarks/real.py pronk-tiny --out OUT {shown}"
     assert f"```sh\n{command}\n```" in out.with_suffix(".md").read_text()
     assert "| plain decoding |" in out.with_suffix(".md").read_text()
     trace = tmp_path / "toy.pronk-tiny.trace.jsonl"
     monkeypatch.setattr(sys, "argv", words)
     real.main()  # goes on with other prompts
     assert trace.read_text().count('"kind": "finished"') == 2
+    measured = trace.read_text()
+    assert "models: 1, prompts of each: 2; at most 0 minutes" in capsys.readouterr().err
+    real.main()  # has no more prompts
+    assert [line for line in trace.read_text().splitlines() if '"sample"' in line] == [
+        line for line in measured.splitlines() if '"sample"' in line
+    ]
 
 
 def test_rows(real: ModuleType) -> None:
@@ -95,7 +108,7 @@ def test_rows(real: ModuleType) -> None:
     figures = real.figures([(ours, plain)])
     assert figures == {
         "prompts": 1, "speed": 2.0, "speed_after_first": 3.0, "speedup": 2.0, "speedup_after_first": 3.0,
-        "first_token": 1.0, "tokens_per_pass": 2.0, "peak_memory": 7, "same": 0,
+        "first_token": 1.0, "tokens_per_pass": 2.0, "peak_memory": 7,
     }  # fmt: skip
     assert [real.group_of(task) for task in ("gsm8k", "humaneval", "code_edit", "mt_bench")] == [
         "chat", "code", "copy", "chat",

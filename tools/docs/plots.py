@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import geometric_mean
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 __all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
@@ -15,25 +16,25 @@ __all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
 # Names of results of benchmarks/real.py.
 REAL = "2026-11-real-avx512"
 REAL_ELSEWHERE = "2026-11-real-avx2"
-ENGINES = {
-    "auto": "pronk, auto",
-    "autoregressive": "pronk, plain decoding",
-    "llama_cpp": "llama.cpp",
-    "openvino": "OpenVINO",
-}
-# Sizes in pixels; LABEL is the width of the names on the left.
-WIDTH = 720
-LABEL = 190
-RIGHT = 60
-BAR = 13
-PAD = 10
-COLOURS = ("#2f6feb", "#8bb4f8", "#b6bec8", "#d0d7de")
+PLAIN = "autoregressive"
+# Other engines: the beginning of the names of their methods, and the name in plots.
+PEERS = {"llama": "llama.cpp", "openvino": "OpenVINO"}
+# Sizes in pixels. WIDTH is that of a phone, whose browser then hardly shrinks the text; LABEL is
+# the width of the names on the left.
+WIDTH = 480
+LABEL = 160
+RIGHT = 44
+BAR = 15
+PAD = 11
+NOTE_CHARACTERS = 68  # of a line below the bars
+NOTE_STEP = 16  # between lines
+COLOURS = ("#1f6feb", "#8bb4f8", "#8c959f", "#c4cbd3")
 STYLE = """\
 .paper { fill: #fff }
-text { font: 13px system-ui, sans-serif; fill: #24292f }
-.value, .tick, .note { font-size: 11px; fill: #57606a }
+text { font: 14px system-ui, sans-serif; fill: #24292f }
+.value, .tick, .note { font-size: 12px; fill: #57606a }
 .value { paint-order: stroke; stroke: #fff; stroke-width: 4px }
-.title { font-weight: 600 }
+.title { font-weight: 600 } .ours { font-weight: 600; fill: #24292f }
 .grid { stroke: #d8dee4 } .one { stroke: #57606a; stroke-dasharray: 4 3 }
 """
 
@@ -58,7 +59,7 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
     ticks = [tick / 4 for tick in range(int(largest * 4) + 1)]
     parts = [f'<text class="title" x="12" y="22">{escape(title)}</text>']
     for number, name in enumerate(series):
-        x = LABEL + 150 * number
+        x = LABEL + 100 * number
         parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
         parts.append(f'<text class="tick" x="{x + 16}" y="44">{escape(name)}</text>')
     for tick in ticks:
@@ -91,8 +92,17 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
                 parts.append(
                     f'<text class="value" x="{x:.1f}" y="{place + BAR - 3}">{value:.2f}</text>'
                 )
-    parts.append(f'<text class="note" x="12" y="{bottom + 38}">{escape(note)}</text>')
-    return svg(parts, bottom + 50)
+    lines = note_lines(note, bottom + 38)
+    return svg([*parts, *lines], bottom + 34 + NOTE_STEP * len(lines))
+
+
+def note_lines(note: str, top: int) -> list[str]:
+    """Return the lines of a note; ``top`` is the position of the first one."""
+    lines = wrap(note, NOTE_CHARACTERS)
+    return [
+        f'<text class="note" x="12" y="{top + NOTE_STEP * number}">{escape(line)}</text>'
+        for number, line in enumerate(lines)
+    ]
 
 
 def svg(parts: Sequence[str], height: int) -> str:
@@ -124,44 +134,93 @@ def real_rows(
 
 
 def faster_mode(rows: Mapping[str, dict[str, Any]], engine: str) -> dict[str, Any]:
-    """Return the row of an engine's faster mode: plain decoding or, if measured, prompt lookup."""
-    modes = [rows[method] for method in (engine, f"{engine}_prompt_lookup") if method in rows]
+    """Return the row of the fastest mode of an engine, a key of ``PEERS``."""
+    modes = [row for method, row in rows.items() if method.startswith(engine)]
     return max(modes, key=lambda row: row.get("speed", 0.0))
 
 
-def real(results: Path) -> str:
-    """Plot the tokens per second of engines on real models, and their numbers of equal outputs.
+def engine_of(method: str) -> str | None:
+    """Return the key of ``PEERS`` to which a method belongs, or ``None`` for pronk's own."""
+    return next((engine for engine in PEERS if method.startswith(engine)), None)
 
-    An output is equal if it has the tokens of pronk's plain decoding.
+
+def equal_texts(results: Path, model: str, engine: str | None) -> str:
+    """Return how many texts of an engine's drafting methods equal those of its plain decoding.
+
+    The texts are those of all temperatures. Without such texts the result is empty.
     """
-    top = 32
-    bar = 18
-    title = "Tokens per second, prompt included, and outputs identical to pronk's plain decoding"
-    parts = [f'<text class="title" x="12" y="22">{title}</text>']
+    rows = json.loads((results / f"{REAL}.json").read_text(encoding="utf-8"))
+    own = [
+        row
+        for row in rows
+        if (row["model"], row["group"]) == (model, "all")
+        and engine_of(row["method"]) == engine
+        and "equal" in row
+    ]
+    compared = sum(row["compared"] for row in own)
+    equal = sum(row["equal"] for row in own)
+    if not compared:
+        return ""
+    return f"✓ all {compared}" if equal == compared else f"{equal} of {compared}"
+
+
+def real(results: Path) -> str:
+    """Plot the tokens per second and the first token of engines on real models, with equal texts.
+
+    A text is equal if it has the tokens of plain decoding by the same engine, at the same seed.
+    """
+    top = 56
+    step = 20
+    label = 118
+    longest = 138  # of the bars
+    first_column = label + longest + 106  # right ends of the columns
+    last_column = WIDTH - 12
+    parts = [f'<text class="tick" x="{label}" y="22">tokens/s, prompt included</text>']
+    for x, lines in (
+        (first_column, ("first", "token")),
+        (last_column, ("equal texts", "if drafted")),
+    ):
+        for number, line in enumerate(lines):
+            y = 22 + 15 * number
+            parts.append(f'<text class="tick" x="{x}" y="{y}" text-anchor="end">{line}</text>')
     for model, rows in real_rows(results).items():
-        shown = {name: faster_mode(rows, engine) for engine, name in ENGINES.items()}
-        fastest = max(row.get("speed", 0) for row in shown.values())
-        scale = (WIDTH - LABEL - 200) / fastest
-        parts.append(f'<text class="title" x="12" y="{top + 16}">{escape(model)}</text>')
+        shown = {"pronk": rows["auto"], "pronk, plain": rows[PLAIN]}
+        shown |= {name: faster_mode(rows, engine) for engine, name in PEERS.items()}
+        scale = longest / max(row.get("speed", 0) for row in shown.values())
+        parts.append(f'<text class="title" x="12" y="{top}">{escape(short_name(model))}</text>')
         for number, (name, row) in enumerate(shown.items()):
-            y = top + 24 + bar * number
-            label = name + ", prompt lookup" * row["method"].endswith("prompt_lookup")
-            width = scale * row.get("speed", 0)
-            text = "cannot read this file"
-            if row["prompts"]:
-                text = f"{row['speed']:.3g} tokens/s, {row['same']} of {row['prompts']} identical"
+            y = top + 10 + step * number
+            kind = "ours" if name == "pronk" else "value"
+            parts.append(f'<text class="{kind}" x="12" y="{y + 13}">{escape(name)}</text>')
+            if not row["prompts"]:
+                parts.append(
+                    f'<text class="value" x="{label}" y="{y + 13}">cannot read this file</text>'
+                )
+                continue
+            width = scale * row["speed"]
             parts.append(
-                f'<text x="{LABEL - 10}" y="{y + 12}" text-anchor="end">{escape(label)}</text>'
-            )
-            parts.append(
-                f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{bar - 3}" '
+                f'<rect x="{label}" y="{y + 2}" width="{width:.1f}" height="{step - 6}" '
                 f'fill="{COLOURS[number]}"/>'
             )
             parts.append(
-                f'<text class="value" x="{LABEL + width + 5:.1f}" y="{y + 12}">{text}</text>'
+                f'<text class="{kind}" x="{label + width + 6:.1f}" y="{y + 13}">'
+                f"{row['speed']:.3g}</text>"
             )
-        top += 24 + bar * len(ENGINES) + 8
-    return svg(parts, top + 4)
+            cells = {first_column: f"{row['first_token']:.2f} s"}
+            if name != "pronk, plain":
+                cells[last_column] = equal_texts(results, model, engine_of(row["method"]))
+            parts += [
+                f'<text class="{kind}" x="{x}" y="{y + 13}" text-anchor="end">{cell}</text>'
+                for x, cell in cells.items()
+                if cell
+            ]
+        top += 10 + step * len(shown) + 24
+    return svg(parts, top - 10)
+
+
+def short_name(model: str) -> str:
+    """Return the name of a model without the suffixes of its file: ``qwen2.5-coder-0.5b``."""
+    return re.sub(r"-(instruct|it|q\d).*|\.gguf$", "", Path(model).name)
 
 
 def methods(results: Path) -> str:
@@ -199,8 +258,8 @@ def models(results: Path) -> str:
         path = results / f"2026-11-policy-wall-{name}-avx512.json"
         result = json.loads(path.read_text(encoding="utf-8"))
         found.append(result)
-        model = re.sub(r"-instruct.*", "", result["model"])
-        groups.append(Group(model, [mean(cell) for cell in result["cells"]]))
+        means = [mean(cell) for cell in result["cells"]]
+        groups.append(Group(short_name(result["model"]), means))
     first = found[0]
     series = [f"T = {cell['temperature']}" for cell in first["cells"]]
     note = f"{first['machine']}; Spec-Bench, HumanEval, GSM8K; benchmarks/policy.py --wall"

@@ -2,7 +2,7 @@
 
     python tools/docs/terminal.py        # writes docs/plots/chat.svg
 
-The picture is what ``pronk chat`` prints on a terminal of 96 columns, for the question in
+The picture is what ``pronk chat`` prints on a terminal of 64 columns, for the question in
 ``examples/question.txt``; speeds are those of this machine.
 """
 
@@ -20,7 +20,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDTH = 96  # columns
+WIDTH = 64  # columns: legible on a phone
 # Background, text, and black, red, green, yellow, blue, magenta, cyan, white.
 THEME = TerminalTheme(
     (24, 26, 31),
@@ -38,7 +38,7 @@ THEME = TerminalTheme(
 )
 # rich's own format asks for fonts of another server.
 FORMAT = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="680" role="img">
 <title>A chat with pronk in a terminal</title>
 <style>
 .{unique_id}-matrix {{

@@ -304,6 +304,7 @@ class Handler(BaseHTTPRequestHandler):
 
 if "--version" in sys.argv:
     sys.exit("version: 7")
+memory = bytearray(b"1" * 100_000_000)
 port = int(sys.argv[sys.argv.index("--port") + 1])
 context = int(sys.argv[sys.argv.index("--ctx-size") + 1])
 assert context in (1024, 4096)
@@ -323,7 +324,9 @@ def test_tokens_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             "flash_attention": "auto",
             "speculation": "ngram-simple",
         }
-        assert peer.generate(request([5, 6], 3)).token_ids == [5, 6, 3]
+        done = peer.generate(request([5, 6], 3))
+        assert done.token_ids == [5, 6, 3]
+        assert done.peak_memory > 100e6, "the server's memory, not that of its client"
         stopped = request([5, 6], 3, stop_token_ids=[6], ignore_eos=False)
         assert peer.generate(stopped).token_ids == [5, 6]
         # needs the server with a larger context

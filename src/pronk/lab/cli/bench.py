@@ -105,7 +105,8 @@ def plan(
         list[str] | None,
         _peers(
             "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; "
-            "llama_server, also with the suffix _ngram_simple or _ngram_mod; or "
+            "llama_server, also with the suffix _ngram_simple, _ngram_map_k, _ngram_map_k4v, "
+            "_ngram_mod or _ngram_cache; or "
             "all, which is all that read the model (transformers: folders, the others: GGUF "
             "files); repeatable."
         ),

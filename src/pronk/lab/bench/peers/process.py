@@ -44,7 +44,14 @@ _VARIANTS = {
     "transformers": ("", "prompt_lookup"),
     "openvino": ("", "prompt_lookup"),
     "llama_cpp": ("", "prompt_lookup"),
-    "llama_server": ("", "ngram-simple", "ngram-mod"),
+    "llama_server": (
+        "",
+        "ngram-simple",
+        "ngram-map-k",
+        "ngram-map-k4v",
+        "ngram-mod",
+        "ngram-cache",
+    ),
 }
 PEERS = {
     spec.name: spec

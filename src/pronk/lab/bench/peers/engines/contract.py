@@ -37,7 +37,9 @@ class PeerResult:
     token_ids: list[int]  # generated tokens, a stop token included
     seconds: float  # duration of prefill and decoding together
     ttft: float | None = None  # seconds to the first token; ``None`` if the engine reports none
-    peak_memory: int = 0  # in bytes; set by worker.py; 0 if the system does not report it
+    # In bytes; 0 if the system does not report it. worker.py sets it to that of its own process,
+    # unless the engine runs in another one.
+    peak_memory: int = 0
 
 
 class PeerEngine(Protocol):

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from .contract import PeerRequest, PeerResult, WorkerConfig
+from .memory import peak_memory, reset_peak_memory
 
 _INITIAL_CONTEXT = 1024  # tokens; a longer request starts the server again, with a larger context
 _DRAFTED = 64  # more draft tokens than any of these types proposes in a step
@@ -64,6 +65,8 @@ class LlamaServer:
         stops = frozenset(() if request.ignore_eos else request.stop_token_ids)
         tokens: list[int] = []
         ttft = None
+        assert self.process is not None
+        reset_peak_memory(self.process.pid)
         began = perf_counter()
         connection = HTTPConnection("127.0.0.1", self.port)
         connection.request(
@@ -85,7 +88,8 @@ class LlamaServer:
         seconds = perf_counter() - began
         connection.close()
         end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
-        return PeerResult(tokens[: end + 1], seconds, ttft)
+        peak = peak_memory(self.process.pid) or 0
+        return PeerResult(tokens[: end + 1], seconds, ttft, peak)
 
     def close(self) -> None:
         """Stop the server."""
