@@ -54,3 +54,4 @@ from pronk.models.program import Program as Program
 from pronk.models.split import TensorSplit as TensorSplit
 from pronk.sampling.noise import noise_key as noise_key
 from pronk.sampling.stateless import StatelessSampler as StatelessSampler
+from pronk.sampling.verify import VerifiedPath as VerifiedPath

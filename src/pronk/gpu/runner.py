@@ -28,22 +28,38 @@ from pronk.backends import (
 from pronk.base.arrays import Array
 from pronk.base.convert import to_array
 from pronk.gpu.choose import Noise, choose, noise_of
-from pronk.gpu.layout import layout_of, measure, pack_layout
+from pronk.gpu.layout import RowLayout, is_walked, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
-from pronk.gpu.steps import Steps
+from pronk.gpu.steps import StepOutput, Steps
+from pronk.gpu.walk import NOT_FINITE, verified_paths, walk
 
 
 class DeviceLogits:
-    """Rows of logits on a device, which are copied when they are read."""
+    """Logits of some rows of a pass, which are copied from the device when they are read.
 
-    def __init__(self, rows: Tensor) -> None:
+    The next pass may overwrite them.
+    """
+
+    def __init__(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """Create a view.
+
+        Args:
+            logits: float32 ``[rows of the pass, vocab]`` on the device.
+            rows: indices of the rows.
+        """
+        self._logits = logits
         self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Array:
-        return to_array(self._rows[rows])
+        if isinstance(rows, int):
+            return to_array(self._logits[self._rows[rows]])
+        chosen = self._rows[rows] if isinstance(rows, slice) else [self._rows[row] for row in rows]
+        if not chosen:
+            return np.empty((0, self._logits.shape[1]), np.float32)
+        return to_array(self._logits[torch.tensor(chosen, device=self._logits.device)])
 
 
 class GpuExecutor(LayerExecutor):
@@ -62,27 +78,31 @@ class GpuExecutor(LayerExecutor):
         """Implement :meth:`LayerExecutor.run`."""
         layers = self.with_features(collect, num_layers)
         has_logits = num_layers == self.model.config.num_layers
-        output = self.run_rows(batch, num_layers, layers, has_logits=has_logits)
+        layout = self.make_layout(batch)
+        output = self.run_rows(batch, layout, num_layers, layers, has_logits=has_logits)
         hidden = self.save_features(batch, output)
         logits = None if output.logits is None else to_array(output.logits)
         return LayersResult({layer: hidden[layer] for layer in collect}, logits, None)
 
+    def make_layout(self, batch: ForwardBatch) -> RowLayout:
+        """Return the layout of any number of rows."""
+        pool = self.model.pool
+        size = measure(batch, pool)
+        self.model.reserve_positions(size.pages * pool.block_size)
+        numbers = torch.from_numpy(pack_layout(batch, pool, size, pool.free_slot))
+        on_device = numbers.to(self.model.device)
+        return layout_of(on_device, size, pool.block_size, batch.num_positions - 1)
+
     def run_rows(
         self,
         batch: ForwardBatch,
+        layout: RowLayout,
         num_layers: int,
         collect: frozenset[int],
         *,
         has_logits: bool,
     ) -> ModelOutput:
         """Run any number of rows, without a graph."""
-        pool = self.model.pool
-        size = measure(batch, pool)
-        self.model.reserve_positions(size.pages * pool.block_size)
-        numbers = torch.from_numpy(pack_layout(batch, pool, size, pool.free_slot))
-        layout = layout_of(
-            numbers.to(self.model.device), size, pool.block_size, batch.num_positions - 1
-        )
         rows = None
         if has_logits:
             rows = torch.tensor(list(batch.logits_rows), device=self.model.device)
@@ -142,8 +162,8 @@ class GpuExecutor(LayerExecutor):
 class GpuRunner(ModelRunner):
     """Runs a target on a GPU: steps of few rows by captured graphs, prompts without.
 
-    The target's tokens are chosen on the device for requests whose options allow it; logits are
-    copied to the host where other options read them.
+    The device verifies the token trees of requests whose options allow it; logits are copied to the
+    host where other options read them.
     """
 
     def __init__(
@@ -168,41 +188,53 @@ class GpuRunner(ModelRunner):
         start_time = self.clock()
         executor = self._device_executor
         layers = executor.with_features(tuple(collect), self._num_layers)
-        rows = list(batch.logits_rows)
-        chooses = any(entry.stateless_sampler is not None for entry in batch.entries)
-        make_noise = partial(_noise_of_rows, batch) if chooses else None
-        step = self.steps.run(batch, layers, make_noise)
-        tokens: Tensor | None = None
+        walks = any(map(is_walked, batch.entries))
+        rows = batch.logits_rows
+        step = self.steps.run(batch, layers, partial(_noise_of_rows, batch) if walks else None)
         if step is None:
-            output = executor.run_rows(batch, self._num_layers, layers, has_logits=bool(rows))
-            logits = output.logits
-            if logits is not None and chooses:
-                tokens = self._choose(batch, logits)
-        else:
-            output = step.output
-            assert output.logits is not None
-            index = torch.tensor(rows, dtype=torch.int64)
-            logits = output.logits[index.to(output.logits.device)]
-            tokens = None if step.tokens is None else step.tokens.cpu()[index]
-        hidden = executor.save_features(batch, output)
+            step = self._run_large(batch, layers, walks=walks)
+            rows = range(len(rows))
+        hidden = executor.save_features(batch, step.output)
+        logits = step.output.logits
         if logits is None:
             logits = torch.empty(0, self.decoder.config.vocab_size)
         return ForwardResult(
-            [DeviceLogits(part) for part in logits.split(batch.logits_counts)],
+            _split_logits(logits, rows, batch.logits_counts),
             {layer: batch.split_rows(hidden[layer]) for layer in collect},
             self.clock() - start_time,
-            None if tokens is None else _sampled(batch, tokens.tolist()),
+            paths=None if step.walked is None else verified_paths(batch, step.walked.tolist()),
         )
 
-    def _choose(self, batch: ForwardBatch, logits: Tensor) -> Tensor:
-        """Return the tokens after the rows with logits."""
-        samplers, positions = _row_samplers(batch)
+    def _run_large(self, batch: ForwardBatch, layers: frozenset[int], *, walks: bool) -> StepOutput:
+        """Run a batch without a graph, as a step whose logits are those of ``batch.logits_rows``.
+
+        Chunks of prompts have many rows, and logits of few of them.
+        """
+        executor = self._device_executor
         rows = list(batch.logits_rows)
+        layout = executor.make_layout(batch)
+        output = executor.run_rows(batch, layout, self._num_layers, layers, has_logits=bool(rows))
+        if output.logits is None or not walks:
+            return StepOutput(output, None)
+        samplers, positions = _row_samplers(batch)
         noise = noise_of(
             [samplers[row] for row in rows], [positions[row] for row in rows], len(rows)
         )
-        keys, temperatures = (torch.from_numpy(part).to(logits.device) for part in noise)
-        return choose(logits, keys, temperatures).cpu()
+        device = self.steps.model.device
+        chosen = torch.full((batch.num_rows,), NOT_FINITE, dtype=torch.int32, device=device)
+        keys, temperatures = (torch.from_numpy(part).to(device) for part in noise)
+        chosen[torch.tensor(rows, device=device)] = choose(output.logits, keys, temperatures)
+        return StepOutput(output, walk(chosen, layout))
+
+
+def _split_logits(logits: Tensor, rows: Sequence[int], counts: Sequence[int]) -> list[DeviceLogits]:
+    """Return the logits of each entry; ``counts`` are their numbers of rows."""
+    parts = list[DeviceLogits]()
+    first = 0
+    for count in counts:
+        parts.append(DeviceLogits(logits, rows[first : first + count]))
+        first += count
+    return parts
 
 
 def _row_samplers(batch: ForwardBatch) -> tuple[list[StatelessSampler | None], list[int]]:
@@ -215,20 +247,3 @@ def _row_samplers(batch: ForwardBatch) -> tuple[list[StatelessSampler | None], l
 
 def _noise_of_rows(batch: ForwardBatch, count: int) -> Noise:
     return noise_of(*_row_samplers(batch), count)
-
-
-def _sampled(batch: ForwardBatch, tokens: Sequence[int]) -> list[dict[int, int]]:
-    """Return the chosen tokens of each entry, by the index of their row of logits.
-
-    Rows with logits that are not finite are left out; the host reads and refuses them.
-    """
-    found = list[dict[int, int]]()
-    start = 0
-    for entry, count in zip(batch.entries, batch.logits_counts, strict=True):
-        own = tokens[start : start + count]
-        start += count
-        if entry.stateless_sampler is None:
-            found.append({})
-        else:
-            found.append({index: token for index, token in enumerate(own) if token >= 0})
-    return found

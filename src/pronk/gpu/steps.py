@@ -1,8 +1,8 @@
-"""Steps of few rows: embedding, layers, LM head and choice of tokens as one CUDA graph.
+"""Steps of few rows: embedding, layers, LM head, choice of tokens and verification as one graph.
 
 A step has the sizes of a *bucket*, so that few graphs serve all batches: 16, 64 or 128 rows, and a
 context of a power of 2. The host sends the numbers of :mod:`pronk.gpu.layout` and the noise of the
-rows, and receives one token per row. The walk down the token trees is the engine's.
+rows, and receives the target's tokens along the accepted paths (:mod:`pronk.gpu.walk`).
 
 Without CUDA, the same function is called as it is, for the rows of the batch alone.
 """
@@ -22,6 +22,7 @@ from pronk.backends import ForwardBatch
 from pronk.gpu.choose import Noise, choose
 from pronk.gpu.layout import Integers, LayoutSize, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
+from pronk.gpu.walk import walk
 
 ROW_BUCKETS = (16, 64, 128)
 # Smallest context of a bucket, in tokens: one split of attention.
@@ -32,9 +33,8 @@ class StepOutput(NamedTuple):
     """Result of a step on the device; a graph overwrites it at its next launch."""
 
     output: ModelOutput
-    # int32 ``[rows]``: the target's token after each row; -1: a logit is not finite. ``None``: no
-    # tokens were asked for.
-    tokens: Tensor | None
+    # int32 ``[rows]``: result of :func:`pronk.gpu.walk.walk`; ``None``: no tokens were asked for
+    walked: Tensor | None
 
 
 def bucket_of(size: LayoutSize, block_size: int) -> LayoutSize | None:
@@ -131,7 +131,8 @@ class Steps:
         if not inputs.noise:
             return StepOutput(output, None)
         assert output.logits is not None
-        return StepOutput(output, choose(output.logits, *inputs.noise))
+        chosen = choose(output.logits, *inputs.noise)
+        return StepOutput(output, walk(chosen, layout))
 
 
 class _CapturedStep:

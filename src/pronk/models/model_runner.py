@@ -21,6 +21,7 @@ from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
+from pronk.sampling.verify import VerifiedPath
 
 # The first forward pass of a draft chain has one row per uncached token, and each later pass has
 # one row. If the first has at most 4 rows, the mean duration of these passes is recorded as the
@@ -41,6 +42,8 @@ class ForwardResult(NamedTuple):
             of logits. ``None`` without workers that sample.
         experts_read: experts that the pass read, relative to a pass of one row; ``None``: no
             experts, or not counted (several workers).
+        paths: for each entry, the result of verifying its tree, if a device has verified it;
+            ``None`` without such a device.
     """
 
     logits: Sequence[Logits]
@@ -48,6 +51,7 @@ class ForwardResult(NamedTuple):
     seconds: float
     sampled: Sequence[Mapping[int, int]] | None = None
     experts_read: float | None = None
+    paths: Sequence[VerifiedPath | None] | None = None
 
 
 class ModelRunner:
