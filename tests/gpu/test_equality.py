@@ -16,6 +16,8 @@ from pronk.drafting import Capabilities, make_drafter
 from pronk.drafting.proposer import check_needs
 from pronk.engine.request import Request
 from pronk.gpu import attention
+from pronk.gpu import runner as gpu_runner_module
+from pronk.gpu.chains import Chains
 from pronk.gpu.runner import GpuRunner
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.params import SamplingParams
@@ -54,6 +56,19 @@ def options(index: int) -> SamplingParams:
     )
 
 
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """Return a list that gets an item for each call of a function."""
+    function = getattr(owner, name)
+    calls = list[None]()
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
 def decode(*, drafts: bool) -> list[Request]:
     """Decode the prompt in one batch, once for each drafter, with these drafters or without.
 
@@ -70,9 +85,14 @@ def decode(*, drafts: bool) -> list[Request]:
     return made
 
 
-def test_drafters_equal_plain_decoding() -> None:
+def test_drafters_equal_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device verifies the trees, and drafts chains, of requests whose options allow it."""
     want = decode(drafts=False)
+    verified = count_calls(monkeypatch, gpu_runner_module, "verified_paths")
+    chains = count_calls(monkeypatch, Chains, "draft")
     got = decode(drafts=True)
+    assert len(verified) > 2
+    assert len(chains) > 2
     assert_same(got, want)
     for name, request in zip(DRAFTERS, got, strict=True):
         assert request.stats.drafted > 0, name

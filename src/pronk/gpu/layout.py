@@ -7,7 +7,7 @@ and write to a slot that no request has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,20 @@ class RowLayout:
     block_size: int
     max_position: int
 
+    def part(self, start: int, stop: int, tokens: Tensor | None = None) -> RowLayout:
+        """Return the rows ``start … stop - 1``, with other tokens if these are given."""
+        rows = slice(start, stop)
+        return replace(
+            self,
+            tokens=self.tokens[rows] if tokens is None else tokens,
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            entries=self.entries[rows],
+            committed=self.committed[rows],
+            row_paths=self.row_paths[rows],
+            parents=self.parents[rows],
+        )
+
 
 def layout_of(numbers: Tensor, size: LayoutSize, block_size: int, max_position: int) -> RowLayout:
     """Return the parts of an int32 array of :func:`pack_layout` as views."""
@@ -110,7 +124,11 @@ def _leaves(parents: tuple[int, ...]) -> list[int]:
 
 
 def pack_layout(
-    batch: ForwardBatch, cache: PagedCache, size: LayoutSize, free_slot: int
+    batch: ForwardBatch,
+    cache: PagedCache,
+    size: LayoutSize,
+    free_slot: int,
+    places: NDArray[np.int64] | None = None,
 ) -> Integers:
     """Return the numbers of a batch as one array.
 
@@ -119,7 +137,11 @@ def pack_layout(
         cache: pool of the slots.
         size: sizes of the parts, at least those of :func:`measure`.
         free_slot: slot that unused rows write.
+        places: index of each row of the batch in the parts; by default 0, 1, …. Trees to verify
+            have their rows in order.
     """
+    if places is None:
+        places = np.arange(batch.num_rows)
     shapes = size.shapes
     numbers = np.zeros(sum(int(np.prod(shape)) for shape in shapes.values()), np.int32)
     parts = dict[str, Integers]()
@@ -131,13 +153,13 @@ def pack_layout(
     parts["slots"][:] = free_slot
     parts["paths"][:] = free_slot
     parts["parents"][:] = NOT_WALKED
-    parts["tokens"][: batch.num_rows] = batch.tokens
-    parts["positions"][: batch.num_rows] = batch.positions
-    parts["slots"][: batch.num_rows] = batch.slots(cache)
+    parts["tokens"][places] = batch.tokens
+    parts["positions"][places] = batch.positions
+    parts["slots"][places] = batch.slots(cache)
     first_row = 0
     first_path = 0
     for number, entry in enumerate(batch.entries):
-        rows = slice(first_row, first_row + entry.num_rows)
+        rows = places[first_row : first_row + entry.num_rows]
         parts["entries"][rows] = number
         parts["committed"][rows] = entry.block_table.length
         first = entry.block_table.num_released
