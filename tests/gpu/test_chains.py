@@ -18,6 +18,8 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
 from tiny_models import decoder_of, kernels, make_engine, make_request, tiny_module
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 SMALL: dict[str, Any] = {"heads": 2, "kv_heads": 1}
 TEXTS = ([5, 17, 9], [40], [8, 8, 3, 60, 2])
 

@@ -23,6 +23,8 @@ from pronk.sampling.tree import TokenTree
 from pronk.testing import tiny_checkpoint
 from tiny_models import kernels
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 PLAIN = [
     "llama",
     "mistral",

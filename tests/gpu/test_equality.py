@@ -24,6 +24,8 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import run
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 # One key head: the interpreter takes a tenth of a millisecond for each operation of a program.
 SMALL: dict[str, Any] = {"heads": 2, "kv_heads": 1}
 # Two tokens, so that texts repeat themselves, for the drafters that need it.
@@ -47,7 +49,7 @@ def options(index: int) -> SamplingParams:
     """Return greedy decoding or sampling, by turns; a guide for the drafter ``grammar``."""
     name = [*DRAFTERS][index]
     return SamplingParams(
-        max_tokens=6,
+        max_tokens=5,
         seed=40 + index,
         temperature=0.8 * (index % 2),
         logprobs=1,

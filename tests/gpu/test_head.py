@@ -28,6 +28,8 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, decoder_of, kernels, make_engine, make_request, run
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 PROMPTS = ([1, 2, 3, 9, 4], [5, 8])
 FORMS = {
     "flags": Form(

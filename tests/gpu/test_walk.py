@@ -20,6 +20,8 @@ from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath, verify_tree
 from tiny_models import kernels
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 GREEDY = StatelessSampler(0.0, 0)
 
 

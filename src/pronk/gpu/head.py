@@ -25,7 +25,7 @@ from pronk.gpu.layout import LayoutSize, RowLayout, layout_of, measure, pack_lay
 from pronk.gpu.model import GpuModel, check_supported
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.program import DeviceProgram, Uploads
-from pronk.gpu.rotations import Rotations
+from pronk.gpu.rotations import LayerRotations
 from pronk.gpu.steps import bucket_of
 from pronk.gpu.weights import GpuLinear
 
@@ -66,7 +66,7 @@ class GpuHead:
         ]
         self._pool = pool
         self._target = target
-        self._rotations = Rotations(pool)
+        self._rotations = LayerRotations(pool)
         self._uploads = Uploads(pool.device)
         self._uploads.add(target.decoder.embedding, target.embedding)
         own_ids = None if ids is None else to_tensor(ids).to(pool.device)

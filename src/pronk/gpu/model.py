@@ -24,7 +24,7 @@ from pronk.gpu.gemm import multiply
 from pronk.gpu.layout import RowLayout
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.program import DeviceProgram, Uploads
-from pronk.gpu.rotations import Rotations
+from pronk.gpu.rotations import LayerRotations
 from pronk.gpu.rows import ACTIVATIONS, Heads, RowNorm, gate, normalize, rotate
 from pronk.gpu.weights import GpuLinear, gpu_linear
 
@@ -130,7 +130,7 @@ class GpuModel:
             self.embedding = to_tensor(rows).to(self.device, self.dtype)
         # rounded to the model's dtype, as in training
         self._embedding_scale = float(np.asarray(config.embedding_scale).astype(pool.dtype))
-        self._rotations = Rotations(pool)
+        self._rotations = LayerRotations(pool)
 
     def reserve_positions(self, count: int) -> bool:
         """Make rotations of at least ``count`` positions ready.

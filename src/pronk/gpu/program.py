@@ -21,7 +21,7 @@ from pronk.gpu.attention import AttentionOptions, attend
 from pronk.gpu.gemm import multiply
 from pronk.gpu.layout import RowLayout
 from pronk.gpu.pool import GpuPool
-from pronk.gpu.rotations import Rotations
+from pronk.gpu.rotations import LayerRotations
 from pronk.gpu.rows import Heads, RowNorm, gate, normalize, rotate
 from pronk.gpu.weights import GpuLinear
 
@@ -65,7 +65,7 @@ class DeviceProgram(Program):
         layout: RowLayout,
         stream: Tensor,
         *,
-        rotations: Rotations | None = None,
+        rotations: LayerRotations | None = None,
         collected: Mapping[int, Tensor] | None = None,
         logits_rows: Tensor | None = None,
         features: Mapping[Any, Tensor] | None = None,

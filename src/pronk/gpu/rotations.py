@@ -8,7 +8,7 @@ from pronk.gpu.pool import GpuPool
 from pronk.gpu.rows import Rotation
 
 
-class Rotations:
+class LayerRotations:
     """The rotation of each layer whose keys a pool stores; tables grow with the texts."""
 
     def __init__(self, pool: GpuPool) -> None:
