@@ -1652,6 +1652,41 @@ _GPU = (
         "    return samplers, batch.positions.tolist()\n",
         "gpu/test_equality.py::test_drafters_equal_plain_decoding",
     ),
+    Fault(
+        "a later pass of a chain on a GPU has the noise of the first",
+        "gpu/chains.py",
+        "self._rank(logits, keys[number], temperatures[number])",
+        "self._rank(logits, keys[0], temperatures[0])",
+        "gpu/test_chains.py",
+    ),
+    Fault(
+        "unused rows of a chain on a GPU write a slot of a text",
+        "gpu/layout.py",
+        '    parts["slots"][:] = free_slot\n',
+        '    parts["slots"][:] = 0\n',
+        "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
+    ),
+    Fault(
+        "the walk on a GPU compares a row's token with the choice after the row itself",
+        "gpu/walk.py",
+        "        choice = tl.load(chosen + parent, mask=is_below, other=0)\n",
+        "        choice = tl.load(chosen + row, mask=is_below, other=0)\n",
+        "gpu/test_walk.py",
+    ),
+    Fault(
+        "the walk on a GPU accepts rows that are computed but not verified",
+        "gpu/layout.py",
+        "        parents[~np.asarray(tree.acceptable)] = NOT_WALKED\n",
+        "        pass\n",
+        "gpu/test_walk.py::test_walks_are_those_of_the_engine",
+    ),
+    Fault(
+        "the accepted path of a GPU leaves out the token after its last row",
+        "gpu/walk.py",
+        "    tokens = tuple([walked[node] for node in nodes])\n",
+        "    tokens = tuple([walked[node] for node in nodes[:-1]])\n",
+        "gpu/test_walk.py::test_walks_are_those_of_the_engine",
+    ),
 )
 
 FAULTS = (

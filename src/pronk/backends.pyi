@@ -43,9 +43,11 @@ from pronk.models.layer_executor import LayersProgram as LayersProgram
 from pronk.models.layer_executor import LayersResult as LayersResult
 from pronk.models.linear import Experts as Experts
 from pronk.models.linear import Linear as Linear
+from pronk.models.linear import LinearFactory as LinearFactory
 from pronk.models.linear import Norm as Norm
 from pronk.models.linear import WeightLayout as WeightLayout
 from pronk.models.model_runner import ForwardResult as ForwardResult
+from pronk.models.model_runner import HeadRunner as HeadRunner
 from pronk.models.model_runner import ModelRunner as ModelRunner
 from pronk.models.operations import HeadNorms as HeadNorms
 from pronk.models.operations import KVSource as KVSource
@@ -54,3 +56,4 @@ from pronk.models.program import Program as Program
 from pronk.models.split import TensorSplit as TensorSplit
 from pronk.sampling.noise import noise_key as noise_key
 from pronk.sampling.stateless import StatelessSampler as StatelessSampler
+from pronk.sampling.verify import VerifiedPath as VerifiedPath

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pronk.gpu import attention, choose, gemm, rows
+from pronk.gpu import attention, choose, gemm, rows, walk
 from pronk.gpu.launch import OPTIONS
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -73,6 +73,7 @@ KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "choice": (choose._choose_in_block, "*fp32 *i64 *fp32 *fp64 *i32 i32", {"BLOCK": 1024}),
     "choice of blocks": (choose._choose_block, "*fp64 *i32 *i32 i32", {"BLOCK": 128}),
+    "walk": (walk._walk, "*i32 *i32 *i32 *i32 i32", {"BLOCK": 128}),
 }
 # Integers that are multiples of 16 in all models, which lets loads be wide.
 ALIGNED = ("num_inputs", "stride")

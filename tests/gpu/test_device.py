@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint, transformers_logits
-from gpu.tiny_gpu import DEVICE
+from gpu.tiny_gpu import DEVICE, gpu_engine
 from pronk import LLM, OptionError, SamplingParams
 from pronk.base.arrays import FLOAT32
 from pronk.cache.blocks import BlockTable
 from pronk.cli.main import main
+from pronk.drafting import load_draft_model
 from pronk.engine.options import LLMOptions
 from pronk.gpu import device
 from pronk.gpu.device import GpuDevice, open_gpu
@@ -21,6 +22,8 @@ from pronk.models.loader import load_decoder, read_config
 from pronk.sampling.tree import TokenTree
 from pronk.testing import tiny_checkpoint
 from tiny_models import kernels
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 PLAIN = [
     "llama",
@@ -106,6 +109,13 @@ def test_other_models_are_refused(
     folder = checkpoint(family)
     with pytest.raises(OptionError, match=f"found {found}; use device='cpu'$"):
         open_gpu(LLMOptions(folder), folder, FLOAT32, read_config(folder), kernels())
+
+
+def test_draft_models_of_other_families_are_refused(checkpoint: MakeCheckpoint) -> None:
+    target = gpu_engine(heads=2, kv_heads=1).target
+    message = "^draft_model: device: expected a plain model .* found mixtures of experts of mixtral"
+    with pytest.raises(OptionError, match=message):
+        load_draft_model(target, checkpoint("mixtral"), drafter="draft_model")
 
 
 def test_a_model_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

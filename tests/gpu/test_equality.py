@@ -16,11 +16,15 @@ from pronk.drafting import Capabilities, make_drafter
 from pronk.drafting.proposer import check_needs
 from pronk.engine.request import Request
 from pronk.gpu import attention
+from pronk.gpu import runner as gpu_runner_module
+from pronk.gpu.chains import Chains
 from pronk.gpu.runner import GpuRunner
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
 from tiny_models import run
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 # One key head: the interpreter takes a tenth of a millisecond for each operation of a program.
 SMALL: dict[str, Any] = {"heads": 2, "kv_heads": 1}
@@ -45,13 +49,26 @@ def options(index: int) -> SamplingParams:
     """Return greedy decoding or sampling, by turns; a guide for the drafter ``grammar``."""
     name = [*DRAFTERS][index]
     return SamplingParams(
-        max_tokens=6,
+        max_tokens=5,
         seed=40 + index,
         temperature=0.8 * (index % 2),
         logprobs=1,
         logit_bias=DRAFTERS[name][1] or {},
         guide=TOY if name == "grammar" else None,
     )
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """Return a list that gets an item for each call of a function."""
+    function = getattr(owner, name)
+    calls = list[None]()
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
 
 
 def decode(*, drafts: bool) -> list[Request]:
@@ -70,9 +87,14 @@ def decode(*, drafts: bool) -> list[Request]:
     return made
 
 
-def test_drafters_equal_plain_decoding() -> None:
+def test_drafters_equal_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device verifies the trees, and drafts chains, of requests whose options allow it."""
     want = decode(drafts=False)
+    verified = count_calls(monkeypatch, gpu_runner_module, "verified_paths")
+    chains = count_calls(monkeypatch, Chains, "draft")
     got = decode(drafts=True)
+    assert len(verified) > 2
+    assert len(chains) > 2
     assert_same(got, want)
     for name, request in zip(DRAFTERS, got, strict=True):
         assert request.stats.drafted > 0, name

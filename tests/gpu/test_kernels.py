@@ -155,6 +155,7 @@ def test_attention_is_that_of_numpy(window: int | None) -> None:
         own,
         put(committed),
         own,
+        own,
         put(tables),
         put(paths),
         16,

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from oracle import DenseModel
 from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.base.convert import to_tensor
 from pronk.drafting.target import Target
@@ -29,10 +30,14 @@ def gpu_runner(
     weights: str = "plain",
     share_prefixes: bool = False,
     num_blocks: int = 64,
+    module: DenseModel | None = None,
     **shape: Any,
 ) -> GpuRunner:
-    """Return the runner of a tiny model; ``shape`` as in :func:`tiny_models.tiny_config`."""
-    module = tiny_module(dtype, **shape)
+    """Return the runner of a tiny model.
+
+    It has the weights of ``module``, or the ``shape`` of :func:`tiny_models.tiny_config`.
+    """
+    module = module or tiny_module(dtype, **shape)
     pool = GpuPool(
         module.config,
         device=DEVICE,

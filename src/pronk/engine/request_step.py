@@ -122,9 +122,14 @@ def verify_in_library(sampler: Sampler, tree: TokenTree, logits: Logits) -> Veri
     path = sampler.library_sampler.verify(tree, logits, len(sampler.context))
     if path is None:
         raise NotFiniteError
+    _advance(sampler, path)
+    return path
+
+
+def _advance(sampler: Sampler, path: VerifiedPath) -> None:
+    """Advance a sampler past the tokens of a verified path."""
     for token in path.tokens:
         sampler.advance(token)
-    return path
 
 
 def _check_finite(logits: Array) -> None:
@@ -161,7 +166,12 @@ class OutputProcessor:
             return None
         if num_prompt_rows:
             logits = logits[num_prompt_rows:]
-        path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
+        path = None if result.paths is None else result.paths[index]
+        if path is None:
+            path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
+        else:
+            request.sampler.recover()
+            _advance(request.sampler, path)
         self._append_prompt_logprobs(request, prompt_logits)
         hidden = {
             layer: result.hidden[layer][index][step.root_row :]

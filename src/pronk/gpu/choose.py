@@ -77,6 +77,34 @@ def choose(logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
     return chosen
 
 
+def score(logits: Tensor, keys: Tensor, temperatures: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Return the scores by which a draft model's tokens are ranked, float32 ``[rows, vocab]``.
+
+    They are those of :class:`~pronk.drafting.DraftToken`: the logits, at temperatures above 0
+    divided by the temperature, plus noise.
+
+    Args:
+        logits: float32 ``[rows, vocab]``.
+        keys: int64 ``[rows]``.
+        temperatures: float32 ``[rows]``.
+        ids: int32 ``[vocab]``: the target's token of each logit; ``None`` for 0, 1, ….
+    """
+    rows, vocab = logits.shape
+    scores = torch.empty_like(logits)
+    _score[(rows, ceil_div(vocab, _BLOCK))](
+        logits,
+        keys,
+        temperatures,
+        ids,
+        scores,
+        vocab,
+        HAS_IDS=ids is not None,
+        BLOCK=_BLOCK,
+        **OPTIONS,
+    )
+    return scores
+
+
 @triton.jit
 def _log(x: tl.tensor) -> tl.tensor:
     """Return the logarithm of positive normal numbers, as ``pronk.base.exact_math.log``."""
@@ -143,6 +171,32 @@ def _choose_in_block(
     cell = row * tl.num_programs(1) + block
     tl.store(best + cell, largest)
     tl.store(tokens + cell, tl.where(num_finite == BLOCK, first, -1))
+
+
+@triton.jit
+def _score(
+    logits: tl.tensor,
+    keys: tl.tensor,
+    temperatures: tl.tensor,
+    ids: tl.tensor,
+    scores: tl.tensor,
+    vocab: tl.tensor,
+    HAS_IDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Compute the scores of a row in a block of the vocabulary."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = index < vocab
+    value = tl.load(logits + row * vocab + index, mask=is_inside, other=0.0)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        token = index
+        if HAS_IDS:
+            token = tl.load(ids + index, mask=is_inside, other=0)
+        key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+        value = (tl.div_rn(value, temperature).to(tl.float64) + _gumbel(key, token)).to(tl.float32)
+    tl.store(scores + row * vocab + index, value, mask=is_inside)
 
 
 @triton.jit

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pronk import OptionError
 from pronk.backends import Decoder, Kernels, LLMOptions, ModelConfig, ModelRunner, PagedCache
 from pronk.base.arrays import DType
-from pronk.checkpoint import load_decoder
-from pronk.gpu.model import GpuModel, check_supported
+from pronk.gpu.model import check_supported, load_model
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner
-from pronk.gpu.weights import gpu_linear
 
 
 def open_gpu(
@@ -97,16 +94,8 @@ class GpuDevice:
     def make_runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
         """Copy the target's weights to the device, and return its runner."""
         assert isinstance(cache, GpuPool), "expected the pool of this device"
-        # its layers have the attributes of Linear that loading sets
-        linear: Any = gpu_linear(self._kernels, self._options.weights, cache.dtype, self._device)
-        on_device = load_decoder(
-            self._model,
-            self.shard_config,
-            dtype=cache.dtype,
-            kernels=self._kernels,
-            weights=linear,
-        )
-        return GpuRunner(decoder, GpuModel(on_device, cache))
+        on_device = load_model(self._model, cache, self._kernels, self._options.weights)
+        return GpuRunner(decoder, on_device)
 
     def end(self) -> None:
         """Do nothing: the memory is freed with the runner."""

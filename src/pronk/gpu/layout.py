@@ -7,7 +7,7 @@ and write to a slot that no request has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,11 @@ from torch import Tensor
 from pronk.backends import BatchEntry, ForwardBatch, PagedCache
 
 Integers = NDArray[np.int32]
+
+# Values of ``RowLayout.parents`` that are no rows: of the root of a tree to verify, and of rows
+# that no walk reaches.
+ROOT = -1
+NOT_WALKED = -2
 
 
 class LayoutSize(NamedTuple):
@@ -39,7 +44,7 @@ class LayoutSize(NamedTuple):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parts, by their names in :class:`RowLayout`."""
-        per_row = ("tokens", "positions", "slots", "entries", "committed", "row_paths")
+        per_row = ("tokens", "positions", "slots", "entries", "committed", "row_paths", "parents")
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(per_row, (self.rows,))
         return shapes | {"tables": (self.entries, self.pages), "paths": (self.paths, self.depth)}
 
@@ -55,6 +60,7 @@ class RowLayout:
         entries: row of ``tables`` that each row reads.
         committed: number of committed tokens of each row's text.
         row_paths: row of ``paths`` that each row reads.
+        parents: row of each row's parent in a tree to verify, ``ROOT`` or ``NOT_WALKED``.
         tables: block numbers ``[entries, pages]`` of the positions 0 to 15, 16 to 31, ….
         paths: slots ``[paths, depth]`` of the nodes from a root to a leaf.
         block_size: number of positions of a block.
@@ -67,10 +73,25 @@ class RowLayout:
     entries: Tensor
     committed: Tensor
     row_paths: Tensor
+    parents: Tensor
     tables: Tensor
     paths: Tensor
     block_size: int
     max_position: int
+
+    def part(self, start: int, stop: int, tokens: Tensor | None = None) -> RowLayout:
+        """Return the rows ``start … stop - 1``, with other tokens if these are given."""
+        rows = slice(start, stop)
+        return replace(
+            self,
+            tokens=self.tokens[rows] if tokens is None else tokens,
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            entries=self.entries[rows],
+            committed=self.committed[rows],
+            row_paths=self.row_paths[rows],
+            parents=self.parents[rows],
+        )
 
 
 def layout_of(numbers: Tensor, size: LayoutSize, block_size: int, max_position: int) -> RowLayout:
@@ -103,7 +124,11 @@ def _leaves(parents: tuple[int, ...]) -> list[int]:
 
 
 def pack_layout(
-    batch: ForwardBatch, cache: PagedCache, size: LayoutSize, free_slot: int
+    batch: ForwardBatch,
+    cache: PagedCache,
+    size: LayoutSize,
+    free_slot: int,
+    places: NDArray[np.int64] | None = None,
 ) -> Integers:
     """Return the numbers of a batch as one array.
 
@@ -112,7 +137,11 @@ def pack_layout(
         cache: pool of the slots.
         size: sizes of the parts, at least those of :func:`measure`.
         free_slot: slot that unused rows write.
+        places: index of each row of the batch in the parts; by default 0, 1, …. Trees to verify
+            have their rows in order.
     """
+    if places is None:
+        places = np.arange(batch.num_rows)
     shapes = size.shapes
     numbers = np.zeros(sum(int(np.prod(shape)) for shape in shapes.values()), np.int32)
     parts = dict[str, Integers]()
@@ -123,13 +152,14 @@ def pack_layout(
         start += count
     parts["slots"][:] = free_slot
     parts["paths"][:] = free_slot
-    parts["tokens"][: batch.num_rows] = batch.tokens
-    parts["positions"][: batch.num_rows] = batch.positions
-    parts["slots"][: batch.num_rows] = batch.slots(cache)
+    parts["parents"][:] = NOT_WALKED
+    parts["tokens"][places] = batch.tokens
+    parts["positions"][places] = batch.positions
+    parts["slots"][places] = batch.slots(cache)
     first_row = 0
     first_path = 0
     for number, entry in enumerate(batch.entries):
-        rows = slice(first_row, first_row + entry.num_rows)
+        rows = places[first_row : first_row + entry.num_rows]
         parts["entries"][rows] = number
         parts["committed"][rows] = entry.block_table.length
         first = entry.block_table.num_released
@@ -141,8 +171,31 @@ def pack_layout(
             first_path += 1
         own = np.asarray(path_of_node[entry.num_computed :])
         parts["row_paths"][rows] = first_path - len(paths) + own
+        if is_walked(entry):
+            parts["parents"][rows] = _parent_rows(entry, first_row)
         first_row += entry.num_rows
     return numbers
+
+
+def is_walked(entry: BatchEntry) -> bool:
+    """Return whether the device verifies an entry's tree.
+
+    It does for requests whose tokens it can choose, in passes that compute the whole tree. The root
+    is the first of the nodes with logits.
+    """
+    return entry.stateless_sampler is not None and len(entry.logits_nodes) > 0
+
+
+def _parent_rows(entry: BatchEntry, first_row: int) -> Integers:
+    """Return the row of each node's parent in the tree to verify."""
+    tree = entry.tree
+    root = entry.logits_nodes.start
+    parents = np.asarray(tree.parents, np.int32) + np.int32(first_row)
+    parents[:root] = NOT_WALKED
+    parents[root] = ROOT
+    if tree.verify is not None:
+        parents[~np.asarray(tree.acceptable)] = NOT_WALKED
+    return parents
 
 
 def _paths(entry: BatchEntry, cache: PagedCache) -> tuple[list[NDArray[np.int64]], list[int]]:

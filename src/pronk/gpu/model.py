@@ -6,8 +6,9 @@ layers together; only attention lets rows of one text interact.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +16,17 @@ import torch
 from torch import Tensor
 
 from pronk import OptionError
-from pronk.backends import Decoder, Layer, ModelConfig, Norm
+from pronk.backends import Decoder, Kernels, Layer, ModelConfig, Norm
 from pronk.base.convert import to_tensor, torch_dtype
-from pronk.checkpoint import RopeConfig, RopeTable
+from pronk.checkpoint import load_decoder
 from pronk.gpu.attention import AttentionOptions, attend
 from pronk.gpu.gemm import multiply
 from pronk.gpu.layout import RowLayout
 from pronk.gpu.pool import GpuPool
-from pronk.gpu.rows import ACTIVATIONS, Heads, Rotation, RowNorm, gate, normalize, rotate
-from pronk.gpu.weights import GpuLinear
+from pronk.gpu.program import DeviceProgram, Uploads
+from pronk.gpu.rotations import LayerRotations
+from pronk.gpu.rows import ACTIVATIONS, Heads, RowNorm, gate, normalize, rotate
+from pronk.gpu.weights import GpuLinear, gpu_linear
 
 # Fields of a config whose other values than the default this module does not compute, with the
 # name of what they describe.
@@ -91,6 +94,12 @@ class _GpuLayer:
 class GpuModel:
     """The weights of a model on a device, and its forward pass.
 
+    Attributes:
+        config: the model.
+        decoder: the model with its layers on the device.
+        pool: the KV pool.
+        embedding: ``[vocab, hidden]`` on the device; empty if the decoder has a table instead.
+
     Args:
         decoder: the model, with linear layers of :func:`~pronk.gpu.weights.gpu_linear`.
         pool: the KV pool of the target.
@@ -103,7 +112,9 @@ class GpuModel:
         config = decoder.config
         check_supported(config, str(pool.device))
         self.config = config
+        self.decoder = decoder
         self.pool = pool
+        self._uploads = Uploads(pool.device)
         self.device = pool.device
         self.dtype = torch_dtype(pool.dtype)
         self._head = _linear(decoder.head)
@@ -113,37 +124,20 @@ class GpuModel:
         ]
         table = decoder.table
         self._table = None if table is None else _linear(table).matrix
-        self._embedding = torch.empty(0)
+        self.embedding = torch.empty(0)
         if self._table is None:
             rows = np.ascontiguousarray(decoder.embedding)
-            self._embedding = to_tensor(rows).to(self.device, self.dtype)
+            self.embedding = to_tensor(rows).to(self.device, self.dtype)
         # rounded to the model's dtype, as in training
         self._embedding_scale = float(np.asarray(config.embedding_scale).astype(pool.dtype))
-        self._rotations: list[Rotation | None] = []
+        self._rotations = LayerRotations(pool)
 
     def reserve_positions(self, count: int) -> bool:
         """Make rotations of at least ``count`` positions ready.
 
         Return whether tables were replaced; captured steps have read the old ones.
         """
-        first = next((each for each in self._rotations if each is not None), None)
-        if self._rotations and (first is None or len(first.table) >= count):
-            return False
-        tables = dict[RopeConfig, Rotation]()
-        self._rotations = []
-        for layer in range(self.config.num_layers):
-            rope = self.config.rope_of(layer)
-            if rope is None:
-                self._rotations.append(None)
-                continue
-            if rope not in tables:
-                table = self._upload_table(self.pool.rope_table(rope), count)
-                tables[rope] = Rotation(table, rope.dim)
-            self._rotations.append(tables[rope])
-        return True
-
-    def _upload_table(self, rope: RopeTable, count: int) -> Tensor:
-        return to_tensor(rope.up_to(count)).to(self.device)
+        return self._rotations.reserve(count)
 
     @torch.inference_mode()
     def forward(
@@ -154,7 +148,7 @@ class GpuModel:
         collect: Collection[int] = (),
         logits_rows: Tensor | None = None,
     ) -> ModelOutput:
-        """Run rows through the first layers; store their keys and values.
+        """Run rows through the first layers; store their keys, values and features.
 
         :meth:`reserve_positions` has been called for all positions.
 
@@ -166,19 +160,40 @@ class GpuModel:
                 ``None``: no logits.
         """
         stream = self._embed(layout.tokens)
-        hidden = {0: stream} if 0 in collect else {}
+        outputs = {0: stream}
         for index in range(num_layers):
             stream = self._attention(self._layers[index], index, stream, layout)
             stream = self._mlp(self._layers[index], stream)
-            if index + 1 in collect:
-                hidden[index + 1] = stream
+            outputs[index + 1] = stream
+        self._save_features(outputs, layout)
+        hidden = {layer: outputs[layer] for layer in collect}
         if logits_rows is None:
             return ModelOutput(hidden, None)
         return ModelOutput(hidden, self._logits(stream[logits_rows]))
 
+    def _save_features(self, outputs: Mapping[int, Tensor], layout: RowLayout) -> None:
+        """Save the features that drafters read, as far as these layers have been run."""
+        for feature, pool in self.pool.features_on_device():
+            if isinstance(feature, int):
+                if feature in outputs:
+                    pool[0, layout.slots] = outputs[feature]
+                continue
+            last = max(feature.layers)
+            if last not in outputs:
+                continue
+            program = DeviceProgram(
+                self._uploads,
+                self.pool,
+                layout,
+                outputs[last],
+                collected=outputs,
+                features={feature: pool},
+            )
+            feature.compile(program, {layer: layer for layer in feature.layers if layer < last})
+
     def _embed(self, tokens: Tensor) -> Tensor:
         if self._table is None:
-            rows = self._embedding[tokens]
+            rows = self.embedding[tokens]
         else:
             rows = self._table.rows(tokens.long()).to(self.dtype)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
@@ -194,7 +209,7 @@ class GpuModel:
         queries = rotate(
             projected,
             heads,
-            self._rotations[index],
+            self._rotations.of(index),
             layer.head_norms,
             layout.positions,
             layout.slots,
@@ -252,6 +267,21 @@ class GpuModel:
 
     def _some_norm(self, norm: Norm) -> RowNorm:
         return RowNorm(to_tensor(norm.weight).to(self.device), norm.eps)
+
+
+def load_model(folder: Path, pool: GpuPool, kernels: Kernels, weights: str) -> GpuModel:
+    """Copy the weights of a checkpoint to a device.
+
+    Args:
+        folder: folder or GGUF file.
+        pool: the model's KV pool on the device.
+        kernels: the CPU's kernels, which round weights.
+        weights: how weights are stored, as for :class:`~pronk.llm.LLM`.
+    """
+    # its layers have the attributes of Linear that loading sets
+    linear: Any = gpu_linear(kernels, weights, pool.dtype, pool.device)
+    decoder = load_decoder(folder, pool.config, dtype=pool.dtype, kernels=kernels, weights=linear)
+    return GpuModel(decoder, pool)
 
 
 def _norm(x: Tensor, norm: RowNorm | None) -> Tensor:

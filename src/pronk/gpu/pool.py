@@ -1,11 +1,12 @@
 """KV pool on a GPU.
 
-Keys and values of a layer are tensors ``[kv_heads, slots, head_dim]`` on the device. Features that
-drafters read are in the machine's memory, because drafters' own modules run on the CPU.
+Keys and values of a layer are tensors ``[kv_heads, slots, head_dim]`` on the device, and features
+that drafters read are tensors ``[1, slots, width]``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk import OptionError
-from pronk.backends import ROWS, Kernels, ModelConfig, PagedCache, PoolLayout
-from pronk.base.arrays import Array, DType, mapped_zeros
-from pronk.base.convert import torch_dtype
+from pronk.backends import (
+    ROWS,
+    BlockTable,
+    Kernels,
+    ModelConfig,
+    PagedCache,
+    PoolLayout,
+    SavedFeature,
+)
+from pronk.base.arrays import Array, DType
+from pronk.base.convert import to_array, torch_dtype
 
 
 class GpuPool(PagedCache):
@@ -46,9 +55,6 @@ class GpuPool(PagedCache):
     def _new_pool(self, heads: int, shape: tuple[int, ...], dtype: DType) -> Any:
         return torch.zeros(heads, *shape, dtype=torch_dtype(dtype), device=self.device)
 
-    def _new_feature_pool(self, width: int) -> Array:
-        return mapped_zeros((1, self.num_slots, width), self.dtype, huge_pages=False)
-
     @property
     def free_slot(self) -> int:
         """A slot that is never allocated; unused rows of a pass write it."""
@@ -60,11 +66,29 @@ class GpuPool(PagedCache):
         values: Any = self.values[layer]
         return keys, values
 
+    def features_on_device(self) -> Iterator[tuple[SavedFeature, Tensor]]:
+        """Yield the saved features with their pools ``[1, slots, width]``."""
+        for feature, pool in self.features.items():
+            on_device: Any = pool
+            yield feature, on_device
+
+    def feature_tensor(self, feature: SavedFeature) -> Tensor:
+        """Return the values of a feature, ``[slots, width]``."""
+        pool: Any = self.features[feature]
+        values: Tensor = pool[0]
+        return values
+
+    def read_feature(
+        self, feature: SavedFeature, block_table: BlockTable, start: int, stop: int
+    ) -> Array:
+        slots = torch.from_numpy(self.slots(block_table, start, stop)).to(self.device)
+        return to_array(self.feature_tensor(feature)[slots])
+
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         from_slots = torch.from_numpy(source).to(self.device)
         to_slots = torch.from_numpy(target).to(self.device)
         for layer in range(self.config.num_layers):
             for pool in self.layer(layer):
                 pool[:, to_slots] = pool[:, from_slots]
-        for feature in self.features.values():
-            feature[:, target] = feature[:, source]
+        for _, pool in self.features_on_device():
+            pool[:, to_slots] = pool[:, from_slots]

@@ -1,149 +1,163 @@
-"""Runner of a target on a GPU, behind the engine's :class:`ForwardBatch`.
+"""Runner of a model on a GPU, behind the engine's :class:`ForwardBatch`.
 
-Modules of drafters, such as draft models and EAGLE heads, run on the CPU: they read outputs of
-layers that the runner copies to the machine's memory.
+Draft models and EAGLE heads have runners of their own on the same device. Other modules of drafters
+run on the CPU: they read outputs of layers that are copied to the machine's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pronk import TokenTree
 from pronk.backends import (
+    BatchEntry,
     Decoder,
-    Feature,
     ForwardBatch,
     ForwardResult,
+    HeadRunner,
     LayerExecutor,
     LayersResult,
+    LinearFactory,
+    ModelConfig,
     ModelRunner,
-    Program,
+    PagedCache,
     StatelessSampler,
 )
-from pronk.base.arrays import Array
+from pronk.base.arrays import Array, DType
 from pronk.base.convert import to_array
+from pronk.checkpoint import load_decoder
+from pronk.drafting import DraftToken, Sampler
+from pronk.gpu.chains import MAX_FIRST_ROWS, ChainJob, Chains, deliver
 from pronk.gpu.choose import Noise, choose, noise_of
-from pronk.gpu.layout import layout_of, measure, pack_layout
-from pronk.gpu.model import GpuModel, ModelOutput
-from pronk.gpu.steps import Steps
+from pronk.gpu.head import GpuHead
+from pronk.gpu.layout import RowLayout, is_walked, layout_of, measure, pack_layout
+from pronk.gpu.model import GpuModel, ModelOutput, check_supported, load_model
+from pronk.gpu.pool import GpuPool
+from pronk.gpu.steps import StepOutput, Steps
+from pronk.gpu.walk import NOT_FINITE, verified_paths, walk
+from pronk.gpu.weights import gpu_linear
 
 
 class DeviceLogits:
-    """Rows of logits on a device, which are copied when they are read."""
+    """Logits of some rows of a pass, which are copied from the device when they are read.
 
-    def __init__(self, rows: Tensor) -> None:
+    The next pass may overwrite them.
+    """
+
+    def __init__(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """Create a view.
+
+        Args:
+            logits: float32 ``[rows of the pass, vocab]`` on the device.
+            rows: indices of the rows.
+        """
+        self._logits = logits
         self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Array:
-        return to_array(self._rows[rows])
+        if isinstance(rows, int):
+            return to_array(self._logits[self._rows[rows]])
+        chosen = self._rows[rows] if isinstance(rows, slice) else [self._rows[row] for row in rows]
+        if not chosen:
+            return np.empty((0, self._logits.shape[1]), np.float32)
+        return to_array(self._logits[torch.tensor(chosen, device=self._logits.device)])
 
 
 class GpuExecutor(LayerExecutor):
-    """Runs layers on the device, and saves the features that drafters read."""
+    """Runs layers on the device, without a graph."""
 
     def __init__(self, decoder: Decoder, model: GpuModel) -> None:
         super().__init__(decoder, model.pool)
         self.model = model
-        # by feature, for the version ``_feature_version`` of the pool
-        self._feature_programs: dict[Feature, Program] = {}
-        self._feature_version = model.pool.version
+        self.chains = Chains(model.pool, self._forward_tokens, model.reserve_positions)
+
+    def _forward_tokens(
+        self, layout: RowLayout, features: Tensor | None, rows: Tensor
+    ) -> tuple[None, Tensor]:
+        """Run rows of a draft model, which reads no features; see :mod:`pronk.gpu.chains`."""
+        assert features is None, "expected a model that reads tokens alone"
+        output = self.model.forward(
+            layout, num_layers=self.model.config.num_layers, logits_rows=rows
+        )
+        assert output.logits is not None
+        return None, output.logits
 
     def run(
         self, batch: ForwardBatch, num_layers: int, collect: Sequence[int] = ()
     ) -> LayersResult:
         """Implement :meth:`LayerExecutor.run`."""
-        layers = self.with_features(collect, num_layers)
-        has_logits = num_layers == self.model.config.num_layers
-        output = self.run_rows(batch, num_layers, layers, has_logits=has_logits)
-        hidden = self.save_features(batch, output)
+        has_logits = num_layers == self.model.config.num_layers and len(batch.logits_rows) > 0
+        layout = self.make_layout(batch)
+        layers = frozenset(collect)
+        output = self.run_rows(batch, layout, num_layers, layers, has_logits=has_logits)
         logits = None if output.logits is None else to_array(output.logits)
-        return LayersResult({layer: hidden[layer] for layer in collect}, logits, None)
+        return LayersResult(_hidden_arrays(output, batch), logits, None)
+
+    def make_layout(self, batch: ForwardBatch) -> RowLayout:
+        """Return the layout of any number of rows."""
+        pool = self.model.pool
+        size = measure(batch, pool)
+        self.model.reserve_positions(size.pages * pool.block_size)
+        numbers = torch.from_numpy(pack_layout(batch, pool, size, pool.free_slot))
+        on_device = numbers.to(self.model.device)
+        return layout_of(on_device, size, pool.block_size, batch.num_positions - 1)
+
+    def draft_chain(
+        self,
+        entry: BatchEntry,
+        sampler: Sampler,
+        max_tokens: int,
+        on_token: Callable[[DraftToken], bool],
+    ) -> int:
+        """Implement :meth:`ModelRunner.draft_chain` by one graph.
+
+        The graph has all passes. Their results are dropped after the token that ends the chain.
+        """
+        stateless = sampler.stateless_sampler
+        assert stateless is not None, "expected a sampler that needs only logits"
+        num_early = entry.num_rows - MAX_FIRST_ROWS
+        if num_early > 0:
+            early = entry._replace(
+                tree=TokenTree.chain(entry.tree.tokens[:num_early]), logits_nodes=range(0)
+            )
+            self.run(ForwardBatch([early]), self.model.config.num_layers)
+            entry = entry._replace(num_computed=num_early)
+        job = ChainJob(entry, stateless, len(sampler.context), max_tokens)
+        (tokens,) = self.chains.draft([job])
+        return deliver(tokens, on_token)
 
     def run_rows(
         self,
         batch: ForwardBatch,
+        layout: RowLayout,
         num_layers: int,
         collect: frozenset[int],
         *,
         has_logits: bool,
     ) -> ModelOutput:
         """Run any number of rows, without a graph."""
-        pool = self.model.pool
-        size = measure(batch, pool)
-        self.model.reserve_positions(size.pages * pool.block_size)
-        numbers = torch.from_numpy(pack_layout(batch, pool, size, pool.free_slot))
-        layout = layout_of(
-            numbers.to(self.model.device), size, pool.block_size, batch.num_positions - 1
-        )
         rows = None
         if has_logits:
             rows = torch.tensor(list(batch.logits_rows), device=self.model.device)
         return self.model.forward(layout, num_layers=num_layers, collect=collect, logits_rows=rows)
 
-    def with_features(self, collect: Sequence[int], num_layers: int) -> frozenset[int]:
-        """Return the layers of ``collect``, and those whose outputs saved features need."""
-        layers = set(collect)
-        for feature in self.cache.features:
-            needed = (feature,) if isinstance(feature, int) else feature.layers
-            layers.update(layer for layer in needed if layer <= num_layers)
-        return frozenset(layers)
-
-    def save_features(self, batch: ForwardBatch, output: ModelOutput) -> dict[int, Array]:
-        """Save the features of all rows; return the outputs of layers, ``[rows, hidden]``."""
-        hidden = {layer: to_array(rows[: batch.num_rows]) for layer, rows in output.hidden.items()}
-        if not self.cache.features:
-            return hidden
-        slots = batch.slots(self.cache)
-        for feature, pool in self.cache.features.items():
-            if not isinstance(feature, int):
-                self._save_computed(feature, batch, hidden)
-            elif feature in hidden:
-                pool[0, slots] = hidden[feature]
-        return hidden
-
-    def _save_computed(
-        self, feature: Feature, batch: ForwardBatch, hidden: Mapping[int, Array]
-    ) -> None:
-        """Compute a feature of several layers' outputs on the CPU, and save it."""
-        last = max(feature.layers)
-        if last not in hidden:
-            return
-        others = [layer for layer in feature.layers if layer < last]
-
-        program = self._feature_program(feature, others)
-        collected = np.stack([hidden[layer] for layer in others]) if others else None
-        program.run(batch, hidden[last].copy(), None, collected)
-
-    def _feature_program(self, feature: Feature, others: Sequence[int]) -> Program:
-        """Return the program of a feature, compiled once per version of the pool.
-
-        ``others`` are the layers that it reads besides the last one, in their order.
-        """
-        version = self.cache.version
-        if version != self._feature_version:
-            self._feature_programs = {}
-            self._feature_version = version
-        if feature not in self._feature_programs:
-            size = self.decoder.config.hidden_size
-            program = Program(self.decoder.kernels, size, self.cache.dtype, self.cache)
-            feature.compile(program, {layer: index for index, layer in enumerate(others)})
-            self._feature_programs[feature] = program
-        return self._feature_programs[feature]
-
 
 class GpuRunner(ModelRunner):
-    """Runs a target on a GPU: steps of few rows by captured graphs, prompts without.
+    """Runs a model on a GPU: steps of few rows by captured graphs, prompts without.
 
-    The target's tokens are chosen on the device for requests whose options allow it; logits are
-    copied to the host where other options read them.
+    The device verifies the token trees of requests whose options allow it; logits are copied to the
+    host where other options read them.
     """
 
     def __init__(
@@ -156,53 +170,104 @@ class GpuRunner(ModelRunner):
         """Create a runner.
 
         Args:
-            decoder: the target, packed for the CPU, which drafters read.
-            model: the target on the device.
+            decoder: the model, packed for the CPU, which drafters read.
+            model: the model on the device.
             clock: returns the time in seconds.
         """
-        self._device_executor = GpuExecutor(decoder, model)
-        super().__init__(decoder, model.pool, executor=self._device_executor, clock=clock)
+        self.device_executor = GpuExecutor(decoder, model)
+        super().__init__(decoder, model.pool, executor=self.device_executor, clock=clock)
         self.steps = Steps(model)
+
+    def supports_draft_chain(self, sampler: Sampler) -> bool:
+        return sampler.stateless_sampler is not None
+
+    def draft_pool(self, config: ModelConfig) -> Callable[..., PagedCache]:
+        device = self.steps.model.device
+        check_supported(config, str(device))
+        return partial(GpuPool, device=device)
+
+    def load_draft_model(
+        self, folder: Path, cache: PagedCache, dtype: DType, weights: str
+    ) -> ModelRunner:
+        assert isinstance(cache, GpuPool), "expected the pool of this device"
+        kernels = self.decoder.kernels
+        decoder = load_decoder(folder, cache.config, dtype=dtype, kernels=kernels, weights=weights)
+        on_device = load_model(folder, cache, kernels, weights)
+        return GpuRunner(decoder, on_device, clock=self.clock)
 
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         start_time = self.clock()
-        executor = self._device_executor
-        layers = executor.with_features(tuple(collect), self._num_layers)
-        rows = list(batch.logits_rows)
-        chooses = any(entry.stateless_sampler is not None for entry in batch.entries)
-        make_noise = partial(_noise_of_rows, batch) if chooses else None
-        step = self.steps.run(batch, layers, make_noise)
-        tokens: Tensor | None = None
+        walks = any(map(is_walked, batch.entries))
+        rows = batch.logits_rows
+        step = self.steps.run(batch, collect, partial(_noise_of_rows, batch) if walks else None)
         if step is None:
-            output = executor.run_rows(batch, self._num_layers, layers, has_logits=bool(rows))
-            logits = output.logits
-            if logits is not None and chooses:
-                tokens = self._choose(batch, logits)
-        else:
-            output = step.output
-            assert output.logits is not None
-            index = torch.tensor(rows, dtype=torch.int64)
-            logits = output.logits[index.to(output.logits.device)]
-            tokens = None if step.tokens is None else step.tokens.cpu()[index]
-        hidden = executor.save_features(batch, output)
+            step = self._run_large(batch, collect, walks=walks)
+            rows = range(len(rows))
+        hidden = _hidden_arrays(step.output, batch)
+        logits = step.output.logits
         if logits is None:
             logits = torch.empty(0, self.decoder.config.vocab_size)
         return ForwardResult(
-            [DeviceLogits(part) for part in logits.split(batch.logits_counts)],
-            {layer: batch.split_rows(hidden[layer]) for layer in collect},
+            _split_logits(logits, rows, batch.logits_counts),
+            {layer: batch.split_rows(rows) for layer, rows in hidden.items()},
             self.clock() - start_time,
-            None if tokens is None else _sampled(batch, tokens.tolist()),
+            paths=None if step.walked is None else verified_paths(batch, step.walked.tolist()),
         )
 
-    def _choose(self, batch: ForwardBatch, logits: Tensor) -> Tensor:
-        """Return the tokens after the rows with logits."""
-        samplers, positions = _row_samplers(batch)
+    @property
+    def module_decoder(self) -> Decoder:
+        return self.steps.model.decoder
+
+    def module_weights(self, weights: str) -> LinearFactory:
+        pool = self.steps.model.pool
+        linear: Any = gpu_linear(self.decoder.kernels, weights, pool.dtype, pool.device)
+        factory: LinearFactory = linear
+        return factory
+
+    def open_head(
+        self,
+        head: Decoder,
+        compile_pass: Callable[..., None],
+        cache: PagedCache,
+        ids: Array | None,
+    ) -> HeadRunner:
+        return GpuHead(head, compile_pass, cache, ids, self.steps.model)
+
+    def _run_large(self, batch: ForwardBatch, layers: frozenset[int], *, walks: bool) -> StepOutput:
+        """Run a batch without a graph, as a step whose logits are those of ``batch.logits_rows``.
+
+        Chunks of prompts have many rows, and logits of few of them.
+        """
+        executor = self.device_executor
         rows = list(batch.logits_rows)
+        layout = executor.make_layout(batch)
+        output = executor.run_rows(batch, layout, self._num_layers, layers, has_logits=bool(rows))
+        if output.logits is None or not walks:
+            return StepOutput(output, None)
+        samplers, positions = _row_samplers(batch)
         noise = noise_of(
             [samplers[row] for row in rows], [positions[row] for row in rows], len(rows)
         )
-        keys, temperatures = (torch.from_numpy(part).to(logits.device) for part in noise)
-        return choose(logits, keys, temperatures).cpu()
+        device = self.steps.model.device
+        chosen = torch.full((batch.num_rows,), NOT_FINITE, dtype=torch.int32, device=device)
+        keys, temperatures = (torch.from_numpy(part).to(device) for part in noise)
+        chosen[torch.tensor(rows, device=device)] = choose(output.logits, keys, temperatures)
+        return StepOutput(output, walk(chosen, layout))
+
+
+def _hidden_arrays(output: ModelOutput, batch: ForwardBatch) -> dict[int, Array]:
+    """Return the outputs of layers, ``[rows, hidden]``, without unused rows."""
+    return {layer: to_array(rows[: batch.num_rows]) for layer, rows in output.hidden.items()}
+
+
+def _split_logits(logits: Tensor, rows: Sequence[int], counts: Sequence[int]) -> list[DeviceLogits]:
+    """Return the logits of each entry; ``counts`` are their numbers of rows."""
+    parts = list[DeviceLogits]()
+    first = 0
+    for count in counts:
+        parts.append(DeviceLogits(logits, rows[first : first + count]))
+        first += count
+    return parts
 
 
 def _row_samplers(batch: ForwardBatch) -> tuple[list[StatelessSampler | None], list[int]]:
@@ -215,20 +280,3 @@ def _row_samplers(batch: ForwardBatch) -> tuple[list[StatelessSampler | None], l
 
 def _noise_of_rows(batch: ForwardBatch, count: int) -> Noise:
     return noise_of(*_row_samplers(batch), count)
-
-
-def _sampled(batch: ForwardBatch, tokens: Sequence[int]) -> list[dict[int, int]]:
-    """Return the chosen tokens of each entry, by the index of their row of logits.
-
-    Rows with logits that are not finite are left out; the host reads and refuses them.
-    """
-    found = list[dict[int, int]]()
-    start = 0
-    for entry, count in zip(batch.entries, batch.logits_counts, strict=True):
-        own = tokens[start : start + count]
-        start += count
-        if entry.stateless_sampler is None:
-            found.append({})
-        else:
-            found.append({index: token for index, token in enumerate(own) if token >= 0})
-    return found

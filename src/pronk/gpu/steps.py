@@ -1,16 +1,15 @@
-"""Steps of few rows: embedding, layers, LM head and choice of tokens as one CUDA graph.
+"""Steps of few rows: embedding, layers, LM head, choice of tokens and verification as one graph.
 
 A step has the sizes of a *bucket*, so that few graphs serve all batches: 16, 64 or 128 rows, and a
 context of a power of 2. The host sends the numbers of :mod:`pronk.gpu.layout` and the noise of the
-rows, and receives one token per row. The walk down the token trees is the engine's.
+rows, and receives the target's tokens along the accepted paths (:mod:`pronk.gpu.walk`).
 
-Without CUDA, the same function is called as it is, for the rows of the batch alone.
+Without CUDA, a step has the rows of the batch alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,8 +19,10 @@ from torch import Tensor
 
 from pronk.backends import ForwardBatch
 from pronk.gpu.choose import Noise, choose
-from pronk.gpu.layout import Integers, LayoutSize, layout_of, measure, pack_layout
+from pronk.gpu.graphs import Graphs, Inputs
+from pronk.gpu.layout import LayoutSize, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
+from pronk.gpu.walk import walk
 
 ROW_BUCKETS = (16, 64, 128)
 # Smallest context of a bucket, in tokens: one split of attention.
@@ -29,12 +30,11 @@ _MIN_CONTEXT = 1024
 
 
 class StepOutput(NamedTuple):
-    """Result of a step on the device; a graph overwrites it at its next launch."""
+    """Result of a step on the device; the next step overwrites it."""
 
     output: ModelOutput
-    # int32 ``[rows]``: the target's token after each row; -1: a logit is not finite. ``None``: no
-    # tokens were asked for.
-    tokens: Tensor | None
+    # int32 ``[rows]``: result of :func:`pronk.gpu.walk.walk`; ``None``: no tokens were asked for
+    walked: Tensor | None
 
 
 def bucket_of(size: LayoutSize, block_size: int) -> LayoutSize | None:
@@ -42,29 +42,13 @@ def bucket_of(size: LayoutSize, block_size: int) -> LayoutSize | None:
     rows = next((rows for rows in ROW_BUCKETS if rows >= size.rows), None)
     if rows is None or size.depth > rows or size.paths > rows:
         return None
-    pages = max(_MIN_CONTEXT // block_size, triton.next_power_of_2(size.pages))
+    pages = context_bucket(size.pages, block_size)
     return LayoutSize(rows, triton.next_power_of_2(size.entries), pages, rows, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _Inputs:
-    """Inputs of a step on the device."""
-
-    layout: Tensor  # the array of :func:`pack_layout`
-    noise: tuple[Tensor, ...]  # keys and temperatures; empty: no tokens are chosen
-
-    @classmethod
-    def of(cls, numbers: Integers, noise: Noise | None) -> _Inputs:
-        return cls(torch.from_numpy(numbers), tuple(torch.from_numpy(part) for part in noise or ()))
-
-    def to(self, device: torch.device) -> _Inputs:
-        return _Inputs(self.layout.to(device), tuple(part.to(device) for part in self.noise))
-
-    def update(self, other: _Inputs) -> None:
-        """Overwrite the numbers, at the same addresses."""
-        self.layout.copy_(other.layout)
-        for own, new in zip(self.noise, other.noise, strict=True):
-            own.copy_(new)
+def context_bucket(pages: int, block_size: int) -> int:
+    """Return the number of blocks of the smallest context that has room for ``pages`` blocks."""
+    return max(_MIN_CONTEXT // block_size, triton.next_power_of_2(pages))
 
 
 class Steps:
@@ -78,7 +62,7 @@ class Steps:
     def __init__(self, model: GpuModel) -> None:
         self.model = model
         self.pads = model.device.type == "cuda"
-        self._graphs: dict[tuple[LayoutSize, frozenset[int], bool], _CapturedStep] = {}
+        self._graphs = Graphs[StepOutput](model.device)
         self._version = model.pool.version
 
     def run(
@@ -106,21 +90,21 @@ class Steps:
             self._graphs.clear()
             self._version = pool.version
         numbers = pack_layout(batch, pool, size, pool.free_slot)
-        noise = None if make_noise is None else make_noise(size.rows)
-        inputs = _Inputs.of(numbers, noise)
-        function = partial(self._compute, size, collect)
-        if self.model.device.type != "cuda":
-            return function(inputs.to(self.model.device))
-        key = (size, collect, noise is not None)
-        if key not in self._graphs:
-            self._graphs[key] = _CapturedStep(function, inputs.to(self.model.device))
-        return self._graphs[key].run(inputs)
+        noise = () if make_noise is None else make_noise(size.rows)
+        inputs = [torch.from_numpy(part) for part in (numbers, *noise)]
+        key = (size, collect, len(inputs))
+        return self._graphs.run(key, partial(self._compute, size, collect), inputs)
 
     @torch.inference_mode()
-    def _compute(self, size: LayoutSize, collect: frozenset[int], inputs: _Inputs) -> StepOutput:
+    def _compute(self, size: LayoutSize, collect: frozenset[int], inputs: Inputs) -> StepOutput:
+        """Compute a step from the array of :func:`pack_layout` and the parts of a :class:`Noise`.
+
+        Without noise, no tokens are chosen.
+        """
         pool = self.model.pool
+        numbers, *noise = inputs
         last = size.pages * pool.block_size - 1
-        layout = layout_of(inputs.layout, size, pool.block_size, last)
+        layout = layout_of(numbers, size, pool.block_size, last)
         rows = torch.arange(size.rows, device=self.model.device)
         output = self.model.forward(
             layout,
@@ -128,28 +112,8 @@ class Steps:
             collect=collect,
             logits_rows=rows,
         )
-        if not inputs.noise:
+        if not noise:
             return StepOutput(output, None)
         assert output.logits is not None
-        return StepOutput(output, choose(output.logits, *inputs.noise))
-
-
-class _CapturedStep:
-    """A CUDA graph of a step."""
-
-    def __init__(self, function: Callable[[_Inputs], StepOutput], inputs: _Inputs) -> None:
-        self._inputs = inputs
-        # The first call compiles the kernels, which a capture cannot do.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function(inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = function(inputs)
-
-    def run(self, inputs: _Inputs) -> StepOutput:
-        self._inputs.update(inputs)
-        self._graph.replay()
-        return self._output
+        chosen = choose(output.logits, *noise)
+        return StepOutput(output, walk(chosen, layout))

@@ -11,7 +11,7 @@ Codes, scales and minima of a quantized checkpoint are stored without loss:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -77,6 +77,24 @@ class GpuMatrix:
         """Size in the device's memory in bytes, without the bias."""
         parts = (self.values, self.scale, self.minimum, self.factor, self.minimum_factor)
         return sum(part.nbytes for part in parts if part is not None)
+
+    def take_outputs(self, outputs: Tensor) -> GpuMatrix:
+        """Return a matrix of some outputs, int64 ``[count]``."""
+        index = outputs.to(self.values.device)
+
+        def take(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[index]
+
+        return replace(
+            self,
+            values=self.values[index],
+            outputs=len(index),
+            bias=take(self.bias),
+            scale=take(self.scale),
+            minimum=take(self.minimum),
+            factor=take(self.factor),
+            minimum_factor=take(self.minimum_factor),
+        )
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Return the weights of some outputs, ``[len(outputs), inputs]``, dequantized in float32.
@@ -237,6 +255,13 @@ class GpuLinear:
         self.in_features = matrix.inputs
         self.scale = 1.0
         self.cap: float | None = None
+
+    def take_outputs(self, rows: Array) -> GpuLinear:
+        """Return a layer with the outputs ``rows`` of this one, int ``[outputs]``."""
+        made = GpuLinear(self.matrix.take_outputs(torch.from_numpy(rows)))
+        made.scale = self.scale
+        made.cap = self.cap
+        return made
 
     @property
     def parts(self) -> tuple[GpuLinear, ...]:

@@ -6,21 +6,27 @@ The layers and the LM head are one program (:mod:`pronk.models.layer_executor`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pronk.base.arrays import Array
-from pronk.cache.paged import PagedCache
+from pronk.base.arrays import Array, DType
+from pronk.cache.paged import PagedCache, SavedFeature
+from pronk.checkpoint.config import ModelConfig
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder, fixed_costs
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import LayerExecutor
+from pronk.models.linear import LinearFactory
+from pronk.models.loader import load_decoder
 from pronk.models.program import Program
-from pronk.sampling.draft_token import DraftToken
+from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
+from pronk.sampling.verify import VerifiedPath
 
 # The first forward pass of a draft chain has one row per uncached token, and each later pass has
 # one row. If the first has at most 4 rows, the mean duration of these passes is recorded as the
@@ -41,6 +47,8 @@ class ForwardResult(NamedTuple):
             of logits. ``None`` without workers that sample.
         experts_read: experts that the pass read, relative to a pass of one row; ``None``: no
             experts, or not counted (several workers).
+        paths: for each entry, the result of verifying its tree, if a device has verified it;
+            ``None`` without such a device.
     """
 
     logits: Sequence[Logits]
@@ -48,6 +56,42 @@ class ForwardResult(NamedTuple):
     seconds: float
     sampled: Sequence[Mapping[int, int]] | None = None
     experts_read: float | None = None
+    paths: Sequence[VerifiedPath | None] | None = None
+
+
+class HeadRunner(Protocol):
+    """Runner of a drafter's trained head on the device of a :class:`ModelRunner`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight matrices that a pass reads."""
+
+    def supports_draft_chain(self, sampler: Sampler) -> bool:
+        """Return whether :meth:`draft_chain` is available for a request with this sampler."""
+
+    def run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:
+        """Run rows of the head.
+
+        Args:
+            batch: the rows, whose KV slots are allocated.
+            features: feature of each row, ``[rows, hidden]``.
+
+        Returns:
+            The outputs ``[rows, hidden]``, and the logits of ``batch.logits_rows``, float32.
+        """
+
+    def draft_chain(
+        self,
+        entry: BatchEntry,
+        source: tuple[SavedFeature, NDArray[np.int64]],
+        sampler: Sampler,
+        max_tokens: int,
+        on_token: Callable[[DraftToken], bool],
+    ) -> int:
+        """Draft a chain for one request, as :meth:`ModelRunner.draft_chain`.
+
+        ``source`` has the feature of the rows of ``entry``, and their slots in the target's cache.
+        """
 
 
 class ModelRunner:
@@ -81,9 +125,9 @@ class ModelRunner:
         self.dtype = cache.dtype
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, other_caches)
-        # Whether :meth:`draft_chain` is available. It is not if several processes share each
+        # Whether :meth:`draft_chain` is available at all. It is not if several processes share each
         # forward pass, nor if rotations depend on the length of the prompt.
-        self.supports_draft_chain = executor is None and not self._executor.has_dynamic_rope
+        self._drafts_chains = executor is None and not self._executor.has_dynamic_rope
         # program of the final norm, built at the first call of :meth:`final_norm`
         self._final_norm: Program | None = None
 
@@ -150,6 +194,10 @@ class ModelRunner:
         """Seconds spent so far on communication with worker processes; 0 without any."""
         return self._executor.communication_seconds
 
+    def supports_draft_chain(self, sampler: Sampler) -> bool:
+        """Return whether :meth:`draft_chain` is available for a request with this sampler."""
+        return self._drafts_chains and sampler.library_sampler is not None
+
     def draft_chain(
         self,
         entry: BatchEntry,
@@ -175,6 +223,61 @@ class ModelRunner:
         elif one_row is not None:
             self.cost_model.learn_prompt(rows, max(0.0, seconds - (num_passes - 1) * one_row.at(1)))
         return num_passes
+
+    def draft_pool(self, config: ModelConfig) -> Callable[..., PagedCache]:
+        """Return the class of a draft model's KV cache, or a function with its arguments.
+
+        Raises:
+            OptionError: the device of this runner does not compute draft models of this kind.
+        """
+        del config  # the processor computes all models
+        return PagedCache
+
+    def load_draft_model(
+        self, folder: Path, cache: PagedCache, dtype: DType, weights: str
+    ) -> ModelRunner:
+        """Load a draft model for the device of this runner, and return its own runner.
+
+        Args:
+            folder: folder or GGUF file of the draft model.
+            cache: its KV cache, made by the result of :meth:`draft_pool`.
+            dtype: dtype of its weights.
+            weights: how its weights are stored, as for :class:`~pronk.llm.LLM`.
+        """
+        kernels = self.decoder.kernels
+        decoder = load_decoder(folder, cache.config, dtype=dtype, kernels=kernels, weights=weights)
+        return ModelRunner(decoder, cache, clock=self.clock)
+
+    @property
+    def module_decoder(self) -> Decoder:
+        """The model, whose embedding and LM head drafters' modules on its device may share."""
+        return self.decoder
+
+    def module_weights(self, weights: str) -> str | LinearFactory:
+        """Return how modules on the model's device store their weights.
+
+        ``weights`` is ``plain``, ``int8`` or ``int4``; the result is an argument of
+        :func:`~pronk.models.loader.load_decoder`.
+        """
+        return weights
+
+    def open_head(
+        self,
+        head: Decoder,
+        compile_pass: Callable[..., None],
+        cache: PagedCache,
+        ids: DraftIds | None,
+    ) -> HeadRunner | None:
+        """Return the runner of a trained head; ``None``: the head is a program of the processor.
+
+        Args:
+            head: the head, loaded with :meth:`module_weights`.
+            compile_pass: ``compile_pass(program, logits=…)`` appends the operations of a pass.
+            cache: the head's KV cache, made by the result of :meth:`draft_pool`.
+            ids: the target's token of each logit; ``None``: 0, 1, ….
+        """
+        del head, compile_pass, cache, ids
+        return None
 
     def record_duration(
         self,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from pronk.base.checks import check_choice, check_integer, check_number, check_path
-from pronk.base.errors import OptionError
+from pronk.base.errors import OptionError, locate_error
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.hub.clone_models import clone_model
 from pronk.drafting.proposer import Capabilities, DraftContext, Drafter, Proposer
@@ -35,8 +35,7 @@ from pronk.drafting.step_costs import ChainCosts, StepCosts
 from pronk.drafting.target import Target
 from pronk.models.choice import compute_dtype
 from pronk.models.decoder import forward_weights
-from pronk.models.loader import load_decoder, parse_dtype, read_config
-from pronk.models.model_runner import ModelRunner
+from pronk.models.loader import parse_dtype, read_config
 from pronk.models.options import WEIGHTS
 from pronk.models.resolve import resolve_model
 from pronk.sampling.draft_token import DraftLogits
@@ -196,7 +195,8 @@ def load_draft_model(
     Raises:
         CheckpointError: the model cannot be found or loaded.
         ConfigError: pronk does not support the model.
-        OptionError: the vocabularies have too few tokens in common, or the memory is too small.
+        OptionError: the vocabularies have too few tokens in common, the memory is too small, or the
+            target's device does not compute the draft model.
     """
     path = resolve_model(model).absolute()
 
@@ -204,11 +204,12 @@ def load_draft_model(
         config = read_config(path)
         translation = _translate(drafter, target, path, config.vocab_size)
         parsed_dtype = parse_dtype(dtype, config)
-        kernels = target.decoder.kernels
-        decoder = load_decoder(path, config, dtype=parsed_dtype, kernels=kernels, weights=weights)
-        pool = open_pool(target, config, compute_dtype(parsed_dtype))
-        runner = ModelRunner(decoder, pool, clock=target.clock)
-        relative_size = forward_weights(decoder).nbytes / forward_weights(target.decoder).nbytes
+        with locate_error(drafter, OptionError, OptionError):
+            make_pool = target.runner.draft_pool(config)
+        pool = open_pool(target, config, compute_dtype(parsed_dtype), make_pool)
+        runner = target.runner.load_draft_model(path, pool, parsed_dtype, weights)
+        draft_bytes = forward_weights(runner.decoder).nbytes
+        relative_size = draft_bytes / forward_weights(target.decoder).nbytes
         return DraftRunner(runner, translation, target, relative_size)
 
     return target.loaded_models.get_or_load(path, dtype, weights, load=load)

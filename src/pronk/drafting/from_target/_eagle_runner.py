@@ -16,7 +16,7 @@ request with a cached prefix, or after a preemption, has all its rows.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -85,11 +85,17 @@ class EagleRunner:
     def __init__(self, target: Target, head: EagleHead) -> None:
         self.target = target
         self.head = head
+        runner = target.runner
         self.module = ModuleRunner(
             target,
             head.config,
             lambda part, program: head.compile_pass(program, logits=part == 1),
             first=1,
+            pool=runner.draft_pool(head.config),
+        )
+        # runs the head on another device than the processor
+        self._on_device = runner.open_head(
+            head, head.compile_pass, self.module.pool, head.draft_ids
         )
         self._drafts_chains = not self.module.pool.config.has_dynamic_rope
         config = head.config
@@ -101,10 +107,12 @@ class EagleRunner:
             program = Program(head.kernels, config.hidden_size, target.cache.dtype)
             head.compile_logits(program, whole.clusters[0])
             self._clusters = HeadClusters(program, whole.clusters, whole.tokens, whole.num_best)
-        self.feature = head_feature(head, target.decoder, target.cache.dtype)
+        self.feature = head_feature(head, runner.module_decoder, target.cache.dtype)
         target.save_feature(self.feature, self)
         self.cost_model = CostModel()
-        self.relative_size = forward_weights(head).nbytes / forward_weights(target.decoder).nbytes
+        on_device = self._on_device
+        head_bytes = forward_weights(head).nbytes if on_device is None else on_device.nbytes
+        self.relative_size = head_bytes / forward_weights(target.decoder).nbytes
 
     def draft_chains(self, chains: Sequence[Chain]) -> None:
         """Draft the tokens of empty ``chains`` of several requests in shared passes of the head.
@@ -196,14 +204,14 @@ class EagleRunner:
 
     def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        return (
-            self._drafts_chains
-            and context.sampler.library_sampler is not None
-            and len(context.tokens) == context.root + 1
-        )
+        sampler = context.sampler
+        is_supported = self._drafts_chains and sampler.library_sampler is not None
+        if self._on_device is not None:
+            is_supported = self._on_device.supports_draft_chain(sampler)
+        return is_supported and len(context.tokens) == context.root + 1
 
     def draft_chain(self, chain: Chain) -> None:
-        """Draft all tokens of an empty chain in one call of the kernels."""
+        """Draft all tokens of an empty chain in one call of the kernels or of the device."""
         context = chain.context
         if not self.module.reserve_again(context, chain.max_tokens):
             return
@@ -213,9 +221,10 @@ class EagleRunner:
         while context.block_table.length - len(cache.tokens) > CHUNK:
             self._read_rows(draft, CHUNK)
         start_time = clock()
-        tokens, features = self._next_rows(draft, CHUNK)
+        start = len(cache.tokens)
+        tokens = list(context.tokens[start + 1 : context.block_table.length + 1])
         last = range(len(tokens) - 1, len(tokens))
-        batch = ForwardBatch([BatchEntry(cache.block_table, TokenTree.chain(tokens), last)])
+        entry = BatchEntry(cache.block_table, TokenTree.chain(tokens), last)
 
         def append(token: DraftToken) -> bool:
             if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
@@ -223,20 +232,37 @@ class EagleRunner:
             return chain.append_and_go_on(token)
 
         with context.sampler.after(), uninterrupted():
-            num_passes = draft_chain(
-                self.module.program(1),
-                batch,
-                features,
-                context.sampler,
-                vocab_size=self._logits_head.out_features,
-                max_tokens=chain.max_tokens,
-                on_token=append,
-                ids=self.head.draft_ids if self._clusters is None else self._clusters,
-            )
+            num_passes = self._draft_chain(entry, chain, start, append)
             cache.append(tokens)
         seconds = clock() - start_time
         if len(tokens) <= _MAX_ROWS:
             self.cost_model.learn(1, cache.block_table.length, seconds / num_passes, plain=True)
+
+    def _draft_chain(
+        self, entry: BatchEntry, chain: Chain, start: int, on_token: Callable[[DraftToken], bool]
+    ) -> int:
+        """Draft a chain after the rows of ``entry``, the first of which is row ``start``.
+
+        Returns the number of passes of the head.
+        """
+        context = chain.context
+        cache = self.target.cache
+        stop = start + entry.num_rows
+        if self._on_device is not None:
+            slots = cache.slots(context.block_table, start, stop)
+            return self._on_device.draft_chain(
+                entry, (self.feature, slots), context.sampler, chain.max_tokens, on_token
+            )
+        return draft_chain(
+            self.module.program(1),
+            ForwardBatch([entry]),
+            cache.read_feature(self.feature, context.block_table, start, stop),
+            context.sampler,
+            vocab_size=self._logits_head.out_features,
+            max_tokens=chain.max_tokens,
+            on_token=on_token,
+            ids=self.head.draft_ids if self._clusters is None else self._clusters,
+        )
 
     def end(self, drafts: Sequence[HeadDraft]) -> None:
         """Drop the rows of draft tokens, and keep the last row of each text."""
@@ -305,7 +331,10 @@ class EagleRunner:
         """
         start_time = self.target.clock()
         two_stage = self.head.two_stage_head
-        if two_stage is None:
+        if self._on_device is not None:
+            features, scores = self._on_device.run(batch, features)
+            logits = [DraftLogits(row, self.head.draft_ids) for row in scores]
+        elif two_stage is None:
             scores = np.empty((len(batch.logits_rows), self.head.head.out_features), FLOAT32)
             self.module.program(int(len(scores) > 0)).run(batch, features, scores)
             logits = [DraftLogits(row, self.head.draft_ids) for row in scores]

@@ -143,7 +143,10 @@ class Eagle3(Drafter):
         check_needs(self.name, Eagle3Proposer.capabilities, target)
 
         def load_runner() -> EagleRunner:
-            head = load_head(self.name, folder, target.decoder, self.weights)
+            runner = target.runner
+            weights = runner.module_weights(self.weights)
+            head = load_head(self.name, folder, runner.module_decoder, weights)
+            self._check_device(head, target)
             if folder.parent != _PACKAGED:
                 _check_target(self.name, folder, head, target)
             if head.two_stage_head is None:
@@ -186,6 +189,17 @@ class Eagle3(Drafter):
                 refuse(where, "expected a target with a tokenizer, found none", OptionError)
             counts = count_tokens(Path(self.draft_text).expanduser(), tokenizer, where)
         head.trim(most_frequent(tokens, self.draft_vocab, always, counts))
+
+    def _check_device(self, head: EagleHead, target: Target) -> None:
+        """Refuse a head that the target's device does not compute."""
+        with locate_error(self.name, OptionError, OptionError):
+            target.runner.draft_pool(head.config)
+        if not target.cache.is_in_memory and (self.num_clusters or head.two_stage_head):
+            msg = (
+                f"{self.name}: expected a head of one stage for a target on another device, found "
+                "clusters of tokens; leave num_clusters out, or use device='cpu'"
+            )
+            raise OptionError(msg)
 
     def _divide(self, head: EagleHead) -> None:
         """Divide the LM head into ``num_clusters`` clusters of tokens with similar rows."""

@@ -16,7 +16,7 @@ at the next proposal, when the cache is aligned with the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -172,13 +172,22 @@ class DraftCache:
             self.start = 0
 
 
-def open_pool(target: Target, config: ModelConfig, dtype: DType | None = None) -> PagedCache:
+def open_pool(
+    target: Target,
+    config: ModelConfig,
+    dtype: DType | None = None,
+    pool: Callable[..., PagedCache] = PagedCache,
+) -> PagedCache:
     """Return a new KV pool for a drafter; it shares the memory budget of the target's pool.
 
-    ``dtype`` is by default that of the target.
+    Args:
+        target: the target model.
+        config: the drafter's model.
+        dtype: dtype of the model, by default that of the target.
+        pool: class of the pool, or a function with the arguments of the class.
     """
     target_cache = target.cache
-    make_pool = partial(PagedCache, kernels=target.decoder.kernels)
+    make_pool = partial(pool, kernels=target.decoder.kernels)
     dtype = dtype or target_cache.dtype
     share_prefixes = target_cache.prefix_cache is not None
     if target.budget is not None:

@@ -232,8 +232,8 @@ class DraftRunner:
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
         """Whether :meth:`draft_chain` can be used for a request."""
-        in_library = context.sampler.library_sampler is not None
-        return in_library and self.runner.supports_draft_chain and self.translation.is_identity
+        is_supported = self.runner.supports_draft_chain(context.sampler)
+        return is_supported and self.translation.is_identity
 
     def draft_chain(self, chain: Chain) -> None:
         """Draft all tokens of an empty chain in one call of the kernels."""

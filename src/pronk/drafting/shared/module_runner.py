@@ -20,6 +20,7 @@ import numpy as np
 from pronk.base.arrays import Array
 from pronk.base.errors import CacheFullError
 from pronk.base.interrupts import uninterrupted
+from pronk.cache.paged import PagedCache
 from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.proposer import DraftContext
 from pronk.drafting.shared.draft_cache import DraftCache, open_pool
@@ -59,11 +60,18 @@ class ModuleRunner:
     """
 
     def __init__(
-        self, target: Target, config: ModelConfig, compile_part: CompilePart, *, first: int = 0
+        self,
+        target: Target,
+        config: ModelConfig,
+        compile_part: CompilePart,
+        *,
+        first: int = 0,
+        pool: Callable[..., PagedCache] = PagedCache,
     ) -> None:
+        """Create a runner; ``pool`` makes the KV pool, as in :func:`open_pool`."""
         self.target = target
         self.first = first
-        self.pool = open_pool(target, config)
+        self.pool = open_pool(target, config, pool=pool)
         self._compile_part = compile_part
         # by number of the part, for version ``_program_version`` of the KV pool
         self._programs: dict[int, Program] = {}

@@ -40,7 +40,7 @@ from pronk.drafting.shared.two_stage_head import TwoStageDecoder, TwoStageHead, 
 from pronk.kernels.library import Kernels
 from pronk.models.decoder import Decoder, Layer
 from pronk.models.inventory import Inventory, family_names
-from pronk.models.linear import Linear, Norm, WeightLayout, choose_linear
+from pronk.models.linear import Linear, LinearFactory, Norm, WeightLayout, choose_linear
 from pronk.models.loader import parse_dtype, read_config
 from pronk.models.operations import HeadNorms, KVSource, LinearOutput
 from pronk.models.placer import WeightPlacer
@@ -255,11 +255,15 @@ def head_feature(head: EagleHead, target: Decoder, dtype: DType) -> HeadFeature 
     return HeadFeature(head, target, dtype)
 
 
-def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHead:
+def load_head(kind: str, folder: Path, target: Decoder, weights: str | LinearFactory) -> EagleHead:
     """Load a head.
 
-    ``kind`` is ``"eagle3"`` or ``"mtp"``. ``weights`` tells how the weights are stored in memory,
-    as the option of this name of :class:`~pronk.llm.LLM`.
+    Args:
+        kind: ``"eagle3"`` or ``"mtp"``.
+        folder: folder or GGUF file of the head.
+        target: the target, on the device of the head.
+        weights: how the weights are stored in memory, as the option of this name of
+            :class:`~pronk.llm.LLM`; or a function that builds each layer.
 
     Raises:
         CheckpointError: the files are missing or damaged, or no head of this kind.
@@ -274,7 +278,9 @@ def load_head(kind: str, folder: Path, target: Decoder, weights: str) -> EagleHe
     parts = list(plan_head(eagle, len(sources), stored))
     head = EagleHead(eagle, target.kernels)
     inventory = Inventory(checkpoint, eagle.layers, parts, eagle.names)
-    linear = choose_linear(target.kernels, weights, checkpoint.release)
+    linear = weights
+    if isinstance(linear, str):
+        linear = choose_linear(target.kernels, linear, checkpoint.release)
     placer = WeightPlacer(head, inventory, parse_dtype("auto", eagle.layers), linear, None)
     for part in parts:
         placer.place(part)

@@ -1,0 +1,170 @@
+"""A drafter's trained head (EAGLE-3, MTP) on a device: a chain is one graph.
+
+The features that a head reads are in the target's pool on the device, where the target's step has
+saved them, so that a chain needs nothing of the host but its rows and noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronk import TokenTree
+from pronk.backends import BatchEntry, Decoder, ForwardBatch, PagedCache, SavedFeature
+from pronk.base.arrays import Array
+from pronk.base.convert import to_array, to_tensor, torch_dtype
+from pronk.drafting import DraftToken, Sampler
+from pronk.gpu.chains import MAX_FIRST_ROWS, ChainJob, Chains, deliver
+from pronk.gpu.graphs import Graphs, Inputs
+from pronk.gpu.layout import LayoutSize, RowLayout, layout_of, measure, pack_layout
+from pronk.gpu.model import GpuModel, check_supported
+from pronk.gpu.pool import GpuPool
+from pronk.gpu.program import DeviceProgram, Uploads
+from pronk.gpu.rotations import LayerRotations
+from pronk.gpu.steps import bucket_of
+from pronk.gpu.weights import GpuLinear
+
+
+class GpuHead:
+    """A :class:`~pronk.backends.HeadRunner` on the device of the target."""
+
+    def __init__(
+        self,
+        head: Decoder,
+        compile_pass: Callable[..., None],
+        pool: PagedCache,
+        ids: Array | None,
+        target: GpuModel,
+    ) -> None:
+        """Create a runner.
+
+        Args:
+            head: the head, with layers on the device.
+            compile_pass: appends the operations of a pass to a program; with ``logits=True`` also
+                the LM head of the rows with logits.
+            pool: the head's KV pool.
+            ids: int32 ``[vocab of the head]``: the target's token of each logit; ``None``: 0, 1, ….
+            target: the target on the device.
+
+        Raises:
+            OptionError: the device does not compute layers of this kind.
+        """
+        assert isinstance(pool, GpuPool), "expected the pool of this device"
+        check_supported(head.config, str(pool.device))
+        self._compile_pass = compile_pass
+        modules = (head, *head.layers)
+        self._linears = [
+            each
+            for module in modules
+            for each in vars(module).values()
+            if isinstance(each, GpuLinear)
+        ]
+        self._pool = pool
+        self._target = target
+        self._rotations = LayerRotations(pool)
+        self._uploads = Uploads(pool.device)
+        self._uploads.add(target.decoder.embedding, target.embedding)
+        own_ids = None if ids is None else to_tensor(ids).to(pool.device)
+        self.chains = Chains(pool, self._forward, self._rotations.reserve, own_ids)
+        self._graphs = Graphs[tuple[Tensor, Tensor]](pool.device)
+        # versions of the head's and the target's pool when graphs were made
+        self._versions = (pool.version, target.pool.version)
+
+    @property
+    def nbytes(self) -> int:
+        """Implement :attr:`HeadRunner.nbytes`."""
+        return sum(linear.matrix.nbytes for linear in self._linears)
+
+    def supports_draft_chain(self, sampler: Sampler) -> bool:
+        """Implement :meth:`HeadRunner.supports_draft_chain`."""
+        return sampler.stateless_sampler is not None
+
+    def run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:
+        """Implement :meth:`HeadRunner.run`."""
+        self._drop_old_graphs()
+        pool = self._pool
+        needed = measure(batch, pool)
+        bucket = bucket_of(needed, pool.block_size)
+        size = bucket if bucket is not None and self.chains.pads else needed
+        if self._rotations.reserve(size.pages * pool.block_size):
+            self._graphs.clear()
+        has_logits = len(batch.logits_rows) > 0
+        rows = np.zeros(size.rows if has_logits else 0, np.int64)
+        rows[: len(batch.logits_rows)] = batch.logits_rows
+        padded = np.zeros((size.rows, features.shape[1]), features.dtype)
+        padded[: len(features)] = features
+        numbers = torch.from_numpy(pack_layout(batch, pool, size, pool.free_slot))
+        inputs = [numbers, torch.from_numpy(rows), to_tensor(padded)]
+        function = partial(self._run_rows, size)
+        if bucket is None:
+            outputs, logits = function([part.to(pool.device) for part in inputs])
+        else:
+            outputs, logits = self._graphs.run((size, has_logits), function, inputs)
+        return to_array(outputs[: batch.num_rows]), to_array(logits[: len(batch.logits_rows)])
+
+    def draft_chain(
+        self,
+        entry: BatchEntry,
+        source: tuple[SavedFeature, NDArray[np.int64]],
+        sampler: Sampler,
+        max_tokens: int,
+        on_token: Callable[[DraftToken], bool],
+    ) -> int:
+        """Implement :meth:`HeadRunner.draft_chain`."""
+        self._drop_old_graphs()
+        stateless = sampler.stateless_sampler
+        assert stateless is not None, "expected a sampler that needs only logits"
+        feature, slots = source
+        pool = self._target.pool.feature_tensor(feature)
+        num_early = entry.num_rows - MAX_FIRST_ROWS
+        if num_early > 0:
+            early = entry._replace(
+                tree=TokenTree.chain(entry.tree.tokens[:num_early]), logits_nodes=range(0)
+            )
+            self.run(ForwardBatch([early]), to_array(pool[torch.from_numpy(slots[:num_early])]))
+            entry = entry._replace(num_computed=num_early)
+            slots = slots[num_early:]
+        job = ChainJob(entry, stateless, len(sampler.context), max_tokens, slots)
+        (tokens,) = self.chains.draft([job], pool)
+        return deliver(tokens, on_token)
+
+    def _drop_old_graphs(self) -> None:
+        """Drop the graphs if the arrays of a pool were replaced."""
+        versions = (self._pool.version, self._target.pool.version)
+        if versions != self._versions:
+            self._graphs.clear()
+            self.chains.clear()
+            self._versions = versions
+
+    @torch.inference_mode()
+    def _run_rows(self, size: LayoutSize, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        numbers, rows, features = inputs
+        last = size.pages * self._pool.block_size - 1
+        layout = layout_of(numbers, size, self._pool.block_size, last)
+        program = self._pass(layout, features, rows)
+        return program.stream, program.logits
+
+    def _forward(
+        self, layout: RowLayout, features: Tensor | None, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows and return their outputs and logits; see :mod:`pronk.gpu.chains`."""
+        assert features is not None, "expected features of the rows"
+        program = self._pass(layout, features, rows)
+        return program.stream[rows], program.logits
+
+    def _pass(self, layout: RowLayout, features: Tensor, rows: Tensor) -> DeviceProgram:
+        program = DeviceProgram(
+            self._uploads,
+            self._pool,
+            layout,
+            features.to(torch_dtype(self._pool.dtype)),
+            rotations=self._rotations,
+            logits_rows=rows,
+        )
+        self._compile_pass(program, logits=len(rows) > 0)
+        return program
