@@ -111,7 +111,8 @@ def main() -> None:
         num_prompts = write_prompts(prompts, given.prompts, given.limit)
         say(
             f"models: {len(models)}, prompts of each: {num_prompts}; "
-            f"at most {given.minutes:g} minutes for a model, {given.minutes * len(models) / 60:.1f} hours in all; shorter: --limit "
+            f"at most {given.minutes:g} minutes for a model, "
+            f"{given.minutes * len(models) / 60:.1f} hours in all; shorter: --limit "
             "or --minutes; the same command continues"
         )
     for number, model in enumerate(models, 1):
