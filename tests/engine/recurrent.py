@@ -17,6 +17,7 @@ from pronk.cache.states import StatePool
 from pronk.checkpoint.config import ModelConfig
 from pronk.drafting.from_draft import draft_model
 from pronk.engine.engine import Engine
+from pronk.models import model_runner
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ModelRunner
@@ -69,7 +70,7 @@ def use_draft_models(patch: pytest.MonkeyPatch) -> None:
 
     resolve_model = draft_model.resolve_model
     read_config = draft_model.read_config
-    load_decoder = draft_model.load_decoder
+    load_decoder = model_runner.load_decoder
 
     def resolve(name: str) -> Path:
         return Path(name) if name in _NOISE else resolve_model(name)
@@ -84,7 +85,7 @@ def use_draft_models(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(draft_model, "resolve_model", resolve)
     patch.setattr(draft_model, "read_config", read)
-    patch.setattr(draft_model, "load_decoder", load)
+    patch.setattr(model_runner, "load_decoder", load)
 
 
 class FreshStates:

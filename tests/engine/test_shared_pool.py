@@ -86,6 +86,7 @@ class Pools(PagedCache):
         cls.opened.clear()
         cls.found.clear()
         patch.setattr("pronk.drafting.shared.draft_cache.PagedCache", cls)
+        patch.setattr("pronk.models.model_runner.PagedCache", cls)  # of draft models
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def open_pool(
     target: Target,
     config: ModelConfig,
     dtype: DType | None = None,
-    pool: Callable[..., PagedCache] = PagedCache,
+    pool: Callable[..., PagedCache] | None = None,
 ) -> PagedCache:
     """Return a new KV pool for a drafter; it shares the memory budget of the target's pool.
 
@@ -184,10 +184,10 @@ def open_pool(
         target: the target model.
         config: the drafter's model.
         dtype: dtype of the model, by default that of the target.
-        pool: class of the pool, or a function with the arguments of the class.
+        pool: class of the pool, or a function with its arguments; ``None``: :class:`PagedCache`.
     """
     target_cache = target.cache
-    make_pool = partial(pool, kernels=target.decoder.kernels)
+    make_pool = partial(pool or PagedCache, kernels=target.decoder.kernels)
     dtype = dtype or target_cache.dtype
     share_prefixes = target_cache.prefix_cache is not None
     if target.budget is not None:

@@ -66,7 +66,7 @@ class ModuleRunner:
         compile_part: CompilePart,
         *,
         first: int = 0,
-        pool: Callable[..., PagedCache] = PagedCache,
+        pool: Callable[..., PagedCache] | None = None,
     ) -> None:
         """Create a runner; ``pool`` makes the KV pool, as in :func:`open_pool`."""
         self.target = target
