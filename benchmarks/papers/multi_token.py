@@ -11,6 +11,8 @@ The commands are experiments of *Better & Faster LLMs via Multi-token Prediction
     finetune         section 3.6 and table S6
     batches          figure S10
     choice_points    appendix L.3
+    sizes            figures 1, 3 and S7, tables 1, S3 and S5: loss, S and training time by number
+                     of weights and of tokens predicted at once; of bytes with ``--vocab 260``
 
 Each command trains models until all are finished or ``--minutes`` are over, and then writes a
 table, a JSON file and a plot to ``--out``. The same command continues the training. If the folder
@@ -30,6 +32,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -58,6 +61,7 @@ from multi_token_text import VARIANTS, TextCell, choice_points, measure_batches,
 from pronk.base import count_text
 from pronk.base.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
+from pronk.train.data import BYTE_VOCAB
 from pronk.train.loop import set_all_threads
 
 Result = dict[str, Any]
@@ -87,6 +91,8 @@ def folder_of(options: argparse.Namespace) -> Path:
 
     The commands on text share a folder, except ``epochs``, whose text is small.
     """
+    if options.command == "sizes":
+        return options.state / f"sizes of {options.vocab} tokens"
     on_text = options.command in {"variants", "finetune", "batches", "choice_points"}
     return options.state / ("text" if on_text else options.command)
 
@@ -284,6 +290,44 @@ def epochs(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     return write_report(options.out, "multi-token-epochs", text, results, settings, lines)
 
 
+def sizes(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
+    """Measure loss, S and training time by number of weights and of tokens predicted at once.
+
+    With the vocabulary of bytes, the loss is in bits per byte.
+    """
+    kinds = [Heads(n, options.kind) for n in options.heads]
+    cells = list[TextCell]()
+    for size in options.sizes:
+        cells += text_cells(options, kinds, size=size)
+    results = train_all(options, cells, stop)
+    scale = 1 / math.log(2) if options.vocab == BYTE_VOCAB else 1.0
+    unit = "bits per byte" if options.vocab == BYTE_VOCAB else "nats"
+    by_cell = by_group(results, "size", "n")
+    rows = []
+    for (size, n), group in sorted(by_cell.items(), key=_by_weights):
+        shown = measured(group)
+        loss = mean_of(group, text_name(group), scale)
+        figures = [loss, *(mean_of(group, name, 1) for name in ("greedy S", "T=0.8 S"))]
+        weights = f"{group[0]['parameters'] / 1e6:.2f}"
+        times = [time_per_token(by_cell.get((size, 1), [])), time_per_token(group)]
+        ratio = f"{times[1] / times[0]:.2f}" if all(times) else "–"
+        progress = f"{fmean(result['tokens'] for result in shown) / 1e6:.2f}"
+        rows.append((size, n, weights, progress, *figures, ratio, seeds_of(group), cost(group)))
+    header = ("size", "n", "M weights", "M tokens", f"loss, {unit}", "S, greedy", "S, T = 0.8")
+    settings = settings_of(
+        options, "", "", "loss by weights and tokens predicted at once", "linear"
+    )
+    text = markdown((*header, "time per token, × n = 1", "seeds", "CPU"), rows) + total(results)
+    name = "multi-token-bytes" if options.vocab == BYTE_VOCAB else "multi-token-sizes"
+    return write_report(options.out, name, text, results, settings)
+
+
+def time_per_token(group: Sequence[Result]) -> float:
+    """Return the CPU-seconds of training and evaluation per token; 0 without a trained model."""
+    tokens = sum(result["tokens"] for result in group)
+    return sum(result["cpu_seconds"] for result in group) / tokens if tokens else 0.0
+
+
 def finetune(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
     """Fine-tune models that predict n tokens with the loss of n' tokens."""
     first = text_cells(options, [Heads(1), Heads(4)])
@@ -379,9 +423,12 @@ def choices(options: argparse.Namespace, stop: Callable[[], bool]) -> str:
 
 
 def text_cells(
-    options: argparse.Namespace, kinds: Sequence[Heads], **settings: Any
+    options: argparse.Namespace, kinds: Sequence[Heads], size: str | None = None, **settings: Any
 ) -> list[TextCell]:
-    """Prepare the text; return the models to train on it, one per seed and kind of heads."""
+    """Prepare the text; return the models to train on it, one per seed and kind of heads.
+
+    The models have the size ``size``, or ``options.size`` without it.
+    """
     data = folder_of(options) / "data" / "text"
     prepare_text(data, options.source, options.text_tokens, options.vocab, say)
     cells = list[TextCell]()
@@ -389,7 +436,7 @@ def text_cells(
         for heads in kinds:
             cell = TextCell(
                 data,
-                options.size,
+                size or options.size,
                 heads,
                 options.steps,
                 seed,
@@ -413,6 +460,11 @@ def trained_model(folder: Path, cell: TextCell) -> Any:
 def _by_size(item: tuple[tuple[Any, ...], object]) -> tuple[Any, ...]:
     (label, size, n), _ = item
     return label, MILLIONS[size], n
+
+
+def _by_weights(item: tuple[tuple[Any, ...], object]) -> tuple[float, int]:
+    (size, n), _ = item
+    return MILLIONS[size], n
 
 
 def _by_heads(results: Iterable[Result]) -> dict[tuple[str], list[Result]]:
@@ -477,7 +529,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     runs = {
         "induction": induction, "arithmetic": arithmetic, "variants": variants, "epochs": epochs,
-        "finetune": finetune, "batches": batches, "choice_points": choices,
+        "finetune": finetune, "batches": batches, "choice_points": choices, "sizes": sizes,
     }  # fmt: skip
     for name, run in runs.items():
         sub = commands.add_parser(name, help=run.__doc__)
@@ -495,7 +547,7 @@ def parser() -> argparse.ArgumentParser:
             "--minutes", type=float, default=60.0, help="time of this call (default: 60)"
         )
         # The other commands need the weights, which a report does not have.
-        if name in {"induction", "arithmetic", "variants", "epochs"}:
+        if name in {"induction", "arithmetic", "variants", "epochs", "sizes"}:
             sub.add_argument(
                 "--report",
                 type=Path,
@@ -552,7 +604,23 @@ def add_task_options(sub: argparse.ArgumentParser, name: str) -> None:
 def add_text_options(sub: argparse.ArgumentParser, name: str) -> None:
     """Add the options of the experiments on text."""
     sub.add_argument("--source", nargs="+", default=["python=1"], help="as in pronk train")
-    sub.add_argument("--size", choices=SIZES, default="1M")
+    if name == "sizes":
+        sub.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.3M", "1M", "3M", "10M"])
+        sub.add_argument(
+            "--heads",
+            type=int,
+            nargs="+",
+            default=[1, 2, 4, 6],
+            help="numbers of tokens predicted at once; models with too few layers are skipped",
+        )
+        sub.add_argument(
+            "--kind",
+            choices=["transformer", "linear"],
+            default="transformer",
+            help="kind of the heads; linear ones replace no layer, as for 8 and 16 bytes",
+        )
+    else:
+        sub.add_argument("--size", choices=SIZES, default="1M")
     sub.add_argument("--vocab", type=int, default=1024)
     sub.add_argument("--batch", type=int, default=2048, help="tokens per step")
     sub.add_argument("--text-tokens", type=int, default=250_000 if name == "epochs" else 2_100_000)

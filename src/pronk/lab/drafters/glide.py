@@ -54,8 +54,14 @@ class Glide(ModelDrafter):
     """Options of GLIDE: those of :class:`ModelDrafter`.
 
     The weights are loaded in the target's dtype.
+
+    Attributes:
+        num_tokens: maximum number of draft tokens of a chain, 1..64. By default as many as a block
+            has in training (L = 5 in the paper): later tokens would see the target's cache older
+            than any token did in training.
     """
 
+    num_tokens: int = GlideShape.block
     name = "glide"
     default_folder: ClassVar[str] = "pronk-tiny-glide"  # in ``models`` of a clone of the repository
 
@@ -66,8 +72,13 @@ class Glide(ModelDrafter):
 @known_keywords
 @dataclass(frozen=True)
 class Vanilla(ModelDrafter):
-    """Options of the paper's baseline: a GLIDE model without attention to the target's cache."""
+    """Options of the paper's baseline: a GLIDE model without attention to the target's cache.
 
+    Attributes:
+        num_tokens: maximum number of draft tokens of a chain, 1..64; by default as for GLIDE.
+    """
+
+    num_tokens: int = GlideShape.block
     name = "vanilla"
     default_folder: ClassVar[str] = "pronk-tiny-vanilla"
 

@@ -172,7 +172,7 @@ class GlideKind(DrafterKind):
         from pronk.train.students import GlideStudent, VanillaStudent
 
         sizes = (self.hidden, self.heads, self.kv_heads, self.mlp)
-        block = 5 if self.block is None else self.block
+        block = GlideShape.block if self.block is None else self.block
         more: dict[str, Any] = {
             "block": block,
             "cross": not self.vanilla,
