@@ -69,6 +69,7 @@ def _walk(
         is_on_path = is_on_path & ((choice == token) | (parent < 0))
         token = tl.load(tokens + parent, mask=is_below, other=0)
         parent = tl.load(parents + parent, mask=is_below, other=-1)
+    # -1 and -2 are OFF_PATH and NOT_FINITE; a kernel reads no Python globals.
     result = tl.where(own < 0, -2, own)
     tl.store(walked + row, tl.where(is_on_path, result, -1), mask=is_inside)
 
