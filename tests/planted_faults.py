@@ -788,6 +788,20 @@ _DRAFTERS = (
         "engine/test_bit_equality.py::test_token_trees",
     ),
     Fault(
+        "a KV head counts as one work item, however many tiles its queries have",
+        "kernels/csrc/attention.inc",
+        "item >= items_before + tiles * op->kv_heads",
+        "item >= items_before + op->kv_heads",
+        "engine/test_bit_equality.py::test_chunks_of_prompts",
+    ),
+    Fault(
+        "the outputs of a layer replace the stream instead of being added",
+        "kernels/csrc/ops.inc",
+        "if (op->output == PRONK_STREAM && op->residual) y =",
+        "if (op->output == PRONK_STREAM && op->residual && left < 16) y =",
+        "engine/test_bit_equality.py::test_plain_decoding_is_as_exact_as_torch",
+    ),
+    Fault(
         "the weights of a path are those of the nodes in order",
         "kernels/csrc/attention.inc",
         "tree_scores[p < q->contiguous_end ? p : length + q->tail[p - q->contiguous_end]]",
