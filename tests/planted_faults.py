@@ -633,6 +633,13 @@ _SCHEDULER = (
 
 _DRAFTERS = (
     Fault(
+        "GLIDE drafts more tokens than a block of its training has",
+        "lab/drafters/glide.py",
+        '    num_tokens: int = GlideShape.block\n    name = "glide"\n',
+        '    num_tokens: int = 7\n    name = "glide"\n',
+        "lab/drafters/test_glide.py::test_chains_are_by_default_as_long_as_a_block_in_training",
+    ),
+    Fault(
         "first_of counts the draft tokens of its parts for itself",
         "drafting/combined/merged.py",
         "ledger.with_gains(proposer.label, tree)\n",

@@ -59,6 +59,11 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
+# Results of benchmarks/papers/counts.py, with the arguments after the models.
+COUNTED = {
+    "2026-11-draft-methods-qwen15": "QWEN-1.5B.gguf drafts --draft QWEN-0.5B.gguf",
+    "2026-11-methods-smollm2": "SMOLLM2.gguf ctar --drafter NAME=SPEC",
+}
 _BLOCK = re.compile(
     r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n)"
     r".*?(<!-- end -->)",
@@ -105,7 +110,7 @@ def options(name: str) -> str:
 
 def figures(name: str) -> str:
     """Return the measured figures of a drafter, each table with its command and machine."""
-    return "\n\n".join([*_every_method(name), *_real_models(name)])
+    return "\n\n".join([*_every_method(name), *_counted(name), *_real_models(name)])
 
 
 def _every_method(name: str) -> Iterator[str]:
@@ -139,6 +144,31 @@ def _describe_training(row: dict[str, Any]) -> str:
         return ""
     size = f"{row['parameters']:.1f} M"
     return f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})."
+
+
+def _counted(name: str) -> Iterator[str]:
+    for result, arguments in COUNTED.items():
+        document = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+        for cell in document["cells"]:
+            suites = list[str]()
+            rows = list[list[Any]]()
+            for spec, by_suite in cell["S by suite"].items():
+                if re.match(r"\w*", spec)[0] == name:  # type: ignore[index]
+                    suites = [*by_suite]
+                    figures = [f"{by_suite[suite]:.2f}" for suite in suites]
+                    drafted = f"{cell['draft tokens per pass'][spec]:.1f}"
+                    rows.append([f"`{spec}`", *figures, f"{cell['S'][spec][-1]:.2f}", drafted])
+            if not rows:
+                continue
+            command = f"`python benchmarks/papers/counts.py {arguments} --prompts FILES …`"
+            link = f"([command, all columns](../../benchmarks/results/{result}.md))"
+            yield (
+                "Tokens per forward pass by suite with all draft tokens verified, "
+                f"T = {cell['temperature']:g}: {document['model']}, {document['machine']}, "
+                f"{command} {link}."
+            )
+            names = [suite.replace("_", " ") for suite in suites]
+            yield table(["drafter", *names, "all", "draft tokens per pass"], rows)
 
 
 def _real_models(name: str) -> Iterator[str]:
