@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-__all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
+__all__ = ["PEERS", "PLOTS", "REAL", "REAL_ELSEWHERE", "faster_mode", "real_rows", "short_name"]
 
 # Names of results of benchmarks/real.py.
 REAL = "2026-11-real-avx512"
@@ -134,9 +134,12 @@ def real_rows(
 
 
 def faster_mode(rows: Mapping[str, dict[str, Any]], engine: str) -> dict[str, Any]:
-    """Return the row of the fastest mode of an engine, a key of ``PEERS``."""
+    """Return the row of the fastest mode of an engine, a key of ``PEERS``.
+
+    An engine that was not measured, or cannot read the file, has a row without prompts.
+    """
     modes = [row for method, row in rows.items() if method.startswith(engine)]
-    return max(modes, key=lambda row: row.get("speed", 0.0))
+    return max(modes, key=lambda row: row.get("speed", 0.0), default={"prompts": 0})
 
 
 def engine_of(method: str) -> str | None:
