@@ -255,8 +255,9 @@ def run(command: Sequence[str], trace: Path, num_prompts: int, label: str) -> in
             if finished > reported:
                 reported = finished
                 seconds = (time.monotonic() - began) / (finished - earlier)
-                rest = duration_text(seconds * (num_prompts - finished))
-                say(f"{label}: {finished} of {num_prompts} prompts; the others: about {rest}")
+                left = num_prompts - finished
+                rest = f"; the others: about {duration_text(seconds * left)}" if left else ""
+                say(f"{label}: {finished} of {num_prompts} prompts{rest}")
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> int:

@@ -258,12 +258,13 @@ def test_every_finished_prompt_is_reported(
     trace.write_text('{"kind": "finished"}\n')  # of an earlier call
     times = iter(range(0, 1000, 60))
     monkeypatch.setattr(real.time, "monotonic", lambda: next(times))
-    process = FakeProcess(trace, 2, ends_by=[3])
+    process = FakeProcess(trace, 3, ends_by=[3])
     monkeypatch.setattr(real.subprocess, "Popen", lambda *_, **__: process)
-    assert real.run(["pronk"], trace, 5, "[1/1] x") == 3
+    assert real.run(["pronk"], trace, 4, "[1/1] x") == 3
     assert capsys.readouterr().err.splitlines() == [
-        "real: [1/1] x: 2 of 5 prompts; the others: about 3 minutes",
-        "real: [1/1] x: 3 of 5 prompts; the others: about 2 minutes",
+        "real: [1/1] x: 2 of 4 prompts; the others: about 2 minutes",
+        "real: [1/1] x: 3 of 4 prompts; the others: about 60 seconds",
+        "real: [1/1] x: 4 of 4 prompts",
     ]
 
 
