@@ -55,7 +55,7 @@ def test_engines_of_a_model(plots: ModuleType, tmp_path: Path) -> None:
     rows[6] = {"prompts": 0} | {name: rows[6][name] for name in ("model", *KEY)}  # it failed
     write(tmp_path, plots, rows)
     svg = plots.real(tmp_path)
-    shown = texts(svg)[5:]
+    shown = texts(svg)[5:-1]
     assert shown == [
         "some-1b",
         *("pronk", "41", "0.25 s", "✓ all 24"),  # both temperatures
@@ -63,6 +63,7 @@ def test_engines_of_a_model(plots: ModuleType, tmp_path: Path) -> None:
         *("llama.cpp", "44", "0.25 s", "23 of 24"),  # the fastest mode; texts of both modes
         *("OpenVINO", "45", "0.25 s"),  # no drafted text to compare
     ]
+    assert texts(svg)[-1] == "X, 2 threads; 2026-11-30; 12 prompts, T = 0; benchmarks/real.py"
 
 
 def test_an_engine_that_cannot_read_the_file(plots: ModuleType, tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_an_engine_that_cannot_read_the_file(plots: ModuleType, tmp_path: Path) 
     rows.append({**row("openvino", 0.0, 0.0, 0), "prompts": 0})
     del rows[-1]["speed"]
     write(tmp_path, plots, rows)
-    assert texts(plots.real(tmp_path))[-2:] == ["OpenVINO", "cannot read this file"]
+    assert texts(plots.real(tmp_path))[-3:-1] == ["OpenVINO", "cannot read this file"]
 
 
 def test_texts_stay_in_their_columns(plots: ModuleType, tmp_path: Path) -> None:

@@ -218,7 +218,26 @@ def real(results: Path) -> str:
                 if cell
             ]
         top += 10 + step * len(shown) + 24
-    return svg(parts, top - 10)
+    lines = note_lines(real_note(results), top)
+    return svg([*parts, *lines], top - 4 + NOTE_STEP * len(lines))
+
+
+def real_note(results: Path) -> str:
+    """Return processor, threads, date and command of the results, and the engines' versions."""
+    models = real_rows(results)
+    rows = [row for methods in models.values() for row in methods.values()]
+    first = rows[0]
+    engines = dict.fromkeys(row["engine"] for row in rows if row.get("engine"))
+    counts = sorted({methods["auto"]["prompts"] for methods in models.values()})
+    prompts = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    parts = [
+        f"{first['processor']}, {first['threads']} threads",
+        first["date"],
+        f"{prompts} prompts, T = 0",
+        *engines,
+        "benchmarks/real.py",
+    ]
+    return "; ".join(parts)
 
 
 def short_name(model: str) -> str:
