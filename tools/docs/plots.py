@@ -130,7 +130,7 @@ def real_rows(
     for row in rows:
         if (row["group"], row["temperature"]) == (group, temperature):
             found.setdefault(row["model"], {})[row["method"]] = row
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]["auto"]["speed"]))
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]["auto"].get("speed", 0.0)))
 
 
 def faster_mode(rows: Mapping[str, dict[str, Any]], engine: str) -> dict[str, Any]:
@@ -196,9 +196,8 @@ def real(results: Path) -> str:
             kind = "ours" if name == "pronk" else "value"
             parts.append(f'<text class="{kind}" x="12" y="{y + 13}">{escape(name)}</text>')
             if not row["prompts"]:
-                parts.append(
-                    f'<text class="value" x="{label}" y="{y + 13}">cannot read this file</text>'
-                )
+                why = "cannot read this file" if "error" in row else "not measured"
+                parts.append(f'<text class="value" x="{label}" y="{y + 13}">{why}</text>')
                 continue
             width = scale * row["speed"]
             parts.append(
