@@ -59,9 +59,9 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
     ticks = [tick / 4 for tick in range(int(largest * 4) + 1)]
     parts = [f'<text class="title" x="12" y="22">{escape(title)}</text>']
     for number, name in enumerate(series):
-        x = LABEL + 100 * number
-        parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
-        parts.append(f'<text class="tick" x="{x + 16}" y="44">{escape(name)}</text>')
+        left = LABEL + 100 * number
+        parts.append(f'<rect x="{left}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
+        parts.append(f'<text class="tick" x="{left + 16}" y="44">{escape(name)}</text>')
     for tick in ticks:
         x = LABEL + scale * tick
         kind = "one" if tick == 1 else "grid"
@@ -217,8 +217,8 @@ def real(results: Path) -> str:
                 if cell
             ]
         top += 10 + step * len(shown) + 24
-    lines = note_lines(real_note(results), top)
-    return svg([*parts, *lines], top - 4 + NOTE_STEP * len(lines))
+    note = note_lines(real_note(results), top)
+    return svg([*parts, *note], top - 4 + NOTE_STEP * len(note))
 
 
 def real_note(results: Path) -> str:
