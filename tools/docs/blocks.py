@@ -23,6 +23,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, get_origin
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -57,6 +58,7 @@ FIELD_PLACES = {
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+LINE = 120  # characters
 ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
 _BLOCK = re.compile(
@@ -260,6 +262,20 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
     return "\n".join(lines)
 
 
+def wrapped(text: str) -> str:
+    """Return a text whose long lines are wrapped, but for rows of tables."""
+    lines = list[str]()
+    for line in text.splitlines():
+        if len(line) <= LINE or line.startswith("|"):
+            lines.append(line)
+            continue
+        indent = "  " if line.startswith("- ") else ""
+        lines += wrap(
+            line, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
+
 def pages() -> list[Path]:
     """Return the paths of the pages that may have blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -278,7 +294,7 @@ def update(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         begin, kind, name, end = match.groups()
-        return f"{begin}{kinds[kind](name)}\n{end}"
+        return f"{begin}{wrapped(kinds[kind](name))}\n{end}"
 
     return _BLOCK.sub(replace, text)
 
