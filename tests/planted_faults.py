@@ -1454,6 +1454,13 @@ _SERVER = (
 
 _COMMANDS = (
     Fault(
+        "the duration of a benchmark is estimated from its fastest method",
+        "base/estimate.py",
+        "        if done - first < self._first_part:\n            return\n",
+        "",
+        "base/test_estimate.py",
+    ),
+    Fault(
         "a word at the edge of the terminal stays in its line",
         "cli/wrap.py",
         "if word and self._column and self._column + length > width:",
