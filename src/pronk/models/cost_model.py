@@ -40,7 +40,7 @@ denominator lowers a ratio.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
@@ -84,6 +84,13 @@ class CostCurve(NamedTuple):
         """
         read = self.read_bytes(rows, experts_read) if self.experts else 1.0
         return self.speed * (max(read, self.start + self.slope * rows) + self.context)
+
+    def table(self, numbers: Iterable[int]) -> list[float]:
+        """Return :meth:`at` for several numbers of rows; one call, as each takes time in a step."""
+        if self.experts:
+            return [self.at(rows) for rows in numbers]
+        speed, start, slope, context, *_ = self
+        return [speed * (max(1.0, start + slope * rows) + context) for rows in numbers]
 
     def read_bytes(self, rows: int, experts_read: float | None = None) -> float:
         """Return the bytes of weights that a pass reads, relative to a pass of one row.

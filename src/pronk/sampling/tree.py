@@ -191,16 +191,17 @@ class TokenTree:
         """Return the number of nodes, the root included."""
         return len(self.tokens)
 
-    @cached_property
+    @property
     def num_draft_tokens(self) -> int:
         """Number of nodes without the root."""
         return len(self.tokens) - 1
 
     def num_matched(self, tokens: Sequence[int]) -> int:
         """Return how many of the first ``tokens`` form a path of acceptable nodes from the root."""
+        _, children = self._links
         node = 0
         for count, token in enumerate(tokens):
-            child = self.child(node, token)
+            child = children[node].get(token)
             if child is None:
                 return count
             node = child
@@ -208,11 +209,13 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int | None:
         """Return the acceptable child of ``node`` with the token ``token``, or ``None``."""
-        return self._children[node].get(token)
+        _, children = self._links
+        return children[node].get(token)
 
     def children(self, node: int) -> Mapping[int, int]:
         """Return the acceptable children of ``node``, by token, in the order of the nodes."""
-        return self._children[node]
+        _, children = self._links
+        return children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
         """Return the token of ``node``, and the distribution that it was drawn from.
@@ -344,7 +347,10 @@ class TokenTree:
 
         The first nodes in the order of the tree are kept.
         """
-        if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
+        num_draft_tokens = len(self.tokens) - 1
+        # no node is deeper than the number of draft tokens
+        is_flat = num_draft_tokens <= max_depth or max(self.depths) <= max_depth
+        if num_draft_tokens <= max_nodes and is_flat:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         return self.keep(fitting[: max_nodes + 1])
