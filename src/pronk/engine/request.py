@@ -233,7 +233,9 @@ class Request:
         token and the bonus token.
         """
         proposer = self.speculation.proposer
-        return proposer is not None and proposer.capabilities.proposes and self.num_remaining > 1
+        if proposer is None or not proposer.capabilities.proposes:
+            return False
+        return self.num_remaining > 1
 
     @property
     def ended(self) -> bool:
@@ -329,7 +331,7 @@ class Request:
             result.finish("stop", token)
         elif self.num_remaining <= 0:
             result.finish("length")
-        if stop is None and self._repeats_call(text, token):
+        if result.calls is not None and stop is None and self._repeats_call(text, token):
             result.finish("stop")
         if result.finish_reason and stop is None:
             rest, stop = result.detokenizer.flush()

@@ -294,7 +294,9 @@ class ModelRunner:
         row (:meth:`CostModel.learn`).
         """
         entries = batch.entries
-        num_unread = sum([entry.logits_nodes.start for entry in entries])
+        num_unread = 0
+        for entry in entries:
+            num_unread += entry.logits_nodes.start
         if num_unread > _MAX_CHAIN_ROWS * len(entries):
             self.cost_model.learn_prompt(batch.num_rows, seconds)
         # a pass for embeddings runs without the LM head, so it takes less time and is left out
