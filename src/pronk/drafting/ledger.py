@@ -273,6 +273,7 @@ class RequestLedger:
         regret: seconds that other choices of drafters would have saved, in hindsight.
         reports: a report on each proposal of this step.
         charged: seconds charged to drafters in this step since :meth:`charge_rest`.
+        proposers: ``id()`` of each drafter that has proposed in this step.
         costs: costs of this step; ``None`` if they are ignored (``budget="all"``).
     """
 
@@ -292,6 +293,7 @@ class RequestLedger:
         self._step = 0
         self._allowance = 0.0
         self._proposals: list[_Proposal] = []
+        self.proposers: set[int] = set()
         self.charged = 0.0
         # Value of ``Ledger.elapsed`` before which no drafter of the request can propose. 0: one may
         # propose in the next step. ``inf``: no drafter has been considered in this step.
@@ -303,6 +305,7 @@ class RequestLedger:
         self.costs = None
         self.reports = []
         self._proposals = []
+        self.proposers = set()
         self.charged = 0.0
 
     def begin_proposals(self, *, everything: bool, has_guide: bool) -> bool:
@@ -334,6 +337,7 @@ class RequestLedger:
         """Forget the proposals of this step, because the step is repeated after an error."""
         self.reports = []
         self._proposals = []
+        self.proposers = set()
 
     def is_quiet(self) -> bool:
         """Whether too little time has elapsed for any drafter of the request to propose again."""
@@ -443,6 +447,7 @@ class RequestLedger:
         duration = [0.0] if record.num_calls > 1 else None
         most = 2.0 * expected if expected > 0.0 else inf
         self._proposals.append(_Proposal(proposer, planned.reason, duration, most))
+        self.proposers.add(id(proposer))
         record.num_proposals += 1
         if duration is not None:
             record.durations.append(duration)
@@ -499,13 +504,6 @@ class RequestLedger:
             rate = rates.rate(0, tree.depths[node])
             gain.append(parent_gain * rate * tree.acceptable[node])
         return replace(tree, gain=tuple(gain))
-
-    def has_proposed(self, proposer: Proposer[Any]) -> bool:
-        """Return whether a drafter has proposed in this step."""
-        for proposal in self._proposals:  # noqa: SIM110 - a generator takes longer
-            if proposal.proposer is proposer:
-                return True
-        return False
 
     @property
     def needs_logits(self) -> bool:

@@ -107,7 +107,7 @@ def observe_planned(
     belongs to a composite drafter, ``part`` is the index of this drafter's state in the
     composite's.
     """
-    has_proposed = outcome.ledger.has_proposed(proposer)
+    has_proposed = id(proposer) in outcome.ledger.proposers
     if not has_proposed and not proposer.capabilities.observes_all_steps:
         return
     charged_before = outcome.ledger.charged

@@ -153,7 +153,8 @@ class DraftPlan(NamedTuple):
         """
         if self.costs is None or chain is None:
             return True
-        if self.reason == "learns" and not gains:
+        # plan() has decided that the chain has a first token
+        if not gains and (self.reason == "learns" or chain is self.chain):
             return True
         length = len(gains)
         if chain.prefill + chain.start + (length + 1) * chain.token > self.allowance:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import truediv
 from typing import NamedTuple
 
 from pronk.models.cost_model import CostCurve
@@ -53,9 +55,10 @@ class StepCosts:
         known = self._by_count
         if len(known) <= most:
             requests = self.num_requests
-            counts = range(len(known), most + _MORE_TOKENS)
-            seconds = self.curve.table([requests * (1 + count) for count in counts])
-            known += [each / requests for each in seconds]
+            first = requests * (1 + len(known))
+            stop = requests * (1 + most + _MORE_TOKENS)
+            seconds = self.curve.table(range(first, stop, requests))
+            known.extend(map(truediv, seconds, repeat(requests)))
         return known
 
     def pass_seconds(self, num_draft_tokens: int) -> float:

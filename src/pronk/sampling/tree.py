@@ -114,13 +114,15 @@ class TokenTree:
         self.check()
         fields = (self.tokens, self.parents, self.verify, self.probs, self.gain, self.origin)
         pairs = self.origin or ()
+        names, kinds = zip(*pairs, strict=True) if self.origin else ((), ())
         return (
             set(map(type, fields)) <= {tuple, NoneType}
             and set(map(type, self.tokens)) == set(map(type, self.parents)) == {int}
             and set(map(type, self.gain or ())) <= {float}
             and set(map(type, self.verify or ())) <= {bool}
             and set(map(type, pairs)) <= {tuple}
-            and {(type(name), type(kind)) for name, kind in pairs} <= {(str, int)}
+            and set(map(type, names)) <= {str}
+            and set(map(type, kinds)) <= {int}
             and set(map(type, self.probs or ())) <= {NoneType, np.ndarray}
         )
 
@@ -330,12 +332,12 @@ class TokenTree:
                 new_index[node] = len(new_index) - 1
         kept = [node for node in new_index if node >= 0]
         return TokenTree(
-            tuple(self.tokens[i] for i in kept),
-            tuple(new_index[self.parents[i]] for i in kept),
-            None if self.verify is None else tuple(self.verify[i] for i in kept),
-            None if self.probs is None else tuple(self.probs[i] for i in kept),
-            None if self.gain is None else tuple(self.gain[i] for i in kept),
-            None if self.origin is None else tuple(self.origin[i] for i in kept),
+            tuple([self.tokens[i] for i in kept]),
+            tuple([new_index[self.parents[i]] for i in kept]),
+            None if self.verify is None else tuple([self.verify[i] for i in kept]),
+            None if self.probs is None else tuple([self.probs[i] for i in kept]),
+            None if self.gain is None else tuple([self.gain[i] for i in kept]),
+            None if self.origin is None else tuple([self.origin[i] for i in kept]),
         )
 
     def with_origin(self, origin: Origin) -> TokenTree:

@@ -215,7 +215,7 @@ class AutoProposer(Proposer[States]):
         return trees
 
     def observe(self, outcome: Outcome[States]) -> None:
-        ledger = outcome.ledger
+        proposers = outcome.ledger.proposers
         for number, part in enumerate(self.parts):
-            if part.capabilities.observes_all_steps or ledger.has_proposed(part):
+            if part.capabilities.observes_all_steps or id(part) in proposers:
                 observe_planned(part, outcome, self.clock, number)

@@ -116,9 +116,12 @@ class ModuleRunner:
         cache = context.state
         num_cached = len(cache.tokens)
         window = self.pool.config.window
+        num_released = context.block_table.num_released
+        if window is None and not num_released:
+            return
         # The target keeps no hidden states before its sliding window, so the module cannot run
         # these tokens.
-        num_lost = context.block_table.num_released * self.target.cache.block_size
+        num_lost = num_released * self.target.cache.block_size
         if num_cached < num_lost:
             cache.skip_to(num_lost, context.tokens, self.first)
         elif window is None:
@@ -147,9 +150,12 @@ class ModuleRunner:
         Return False if the pool is full, no draft token is allowed, or the target has no hidden
         state of the row.
         """
-        num_rows = context.block_table.length
-        num_lost = context.block_table.num_released * self.target.cache.block_size
-        if context.max_tokens < 1 or num_rows <= num_lost:
+        block_table = context.block_table
+        num_rows = block_table.length
+        num_lost = 0
+        if block_table.num_released:
+            num_lost = block_table.num_released * self.target.cache.block_size
+        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_lost:
             return False
         return self._reserve(context, extra_rows, num_rows - 1)
 
