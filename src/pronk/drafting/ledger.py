@@ -368,7 +368,9 @@ class RequestLedger:
         missed = 0.0
         if chain is None:
             seconds = record.seconds
-            contribution = self._expected_contribution(name, record)
+            prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
+            contribution = self._contributions[name].mean(prior, self._step)
+            contribution *= record.added / record.expected
         else:
             if not isinstance(chain, ChainCosts) or min(chain) < 0.0:
                 raise _wrong_chain_costs(proposer, chain)
@@ -399,12 +401,6 @@ class RequestLedger:
             next_time = allowed_time if planned.saving > 0.0 else max(learning_time, allowed_time)
             self._next_proposal = min(self._next_proposal, next_time)
         return planned
-
-    def _expected_contribution(self, name: str, record: DrafterRecord) -> float:
-        """Return the tokens that a drafter is expected to add (``DrafterEstimate``)."""
-        prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
-        contribution = self._contributions[name].mean(prior, self._step)
-        return contribution * record.added / record.expected
 
     def add(
         self,

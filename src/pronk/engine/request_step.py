@@ -42,6 +42,8 @@ class RequestStep(NamedTuple):
     # pending tokens.
     entry: BatchEntry
     request: Request
+    # whether the forward pass includes the last pending token, the root of the draft
+    includes_root: bool
 
     @property
     def root_row(self) -> int:
@@ -70,7 +72,8 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
     num_rows = len(tree.tokens)
     if draft is None:
         draft = tree if num_rows == 1 else TokenTree.chain(pending[-1:])
-    samples = scheduled.includes_last_token and request.pooler is None
+    includes_root = scheduled.includes_last_token
+    samples = includes_root and request.pooler is None
     first = num_rows - len(draft.tokens) if samples else num_rows
     has_prompt_logprobs = request.computes_prompt_logprobs
     if has_prompt_logprobs:
@@ -85,7 +88,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
     )
-    return RequestStep(scheduled, draft, entry, request)
+    return RequestStep(scheduled, draft, entry, request, includes_root)
 
 
 def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) -> VerifiedPath:
@@ -109,7 +112,8 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     # are checked here.
     if step.request.params.rejects:
         _check_finite(logits[:])
-    sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
+    if sampler.context.tentative:
+        sampler.recover()  # an interrupted step has left the sampler beyond the text's end
     path = verify_in_library(sampler, step.draft, logits)
     return path or verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
 
@@ -126,14 +130,9 @@ def verify_in_library(sampler: Sampler, tree: TokenTree, logits: Logits) -> Veri
     path = sampler.library_sampler.verify(tree, logits, len(sampler.context))
     if path is None:
         raise NotFiniteError
-    _advance(sampler, path)
-    return path
-
-
-def _advance(sampler: Sampler, path: VerifiedPath) -> None:
-    """Advance a sampler past the tokens of a verified path."""
     for token in path.tokens:
         sampler.advance(token)
+    return path
 
 
 def _check_finite(logits: Array) -> None:
@@ -160,7 +159,7 @@ class OutputProcessor:
             self._commit_slots(request, range(step.scheduled.num_tokens))
             return None
         logits = result.logits[index]
-        includes_root = step.scheduled.includes_last_token
+        includes_root = step.includes_root
         num_prompt_rows = len(logits) - (len(step.draft.tokens) if includes_root else 0)
         prompt_logits = logits[:num_prompt_rows]
         if num_prompt_rows:
@@ -176,7 +175,8 @@ class OutputProcessor:
             path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
         else:
             request.sampler.recover()
-            _advance(request.sampler, path)
+            for token in path.tokens:
+                request.sampler.advance(token)
         if request.params.prompt_logprobs is not None:
             self._append_prompt_logprobs(request, prompt_logits)
         hidden: dict[int, Array] = {}

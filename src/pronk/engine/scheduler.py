@@ -66,7 +66,8 @@ class ScheduledRequest(NamedTuple):
     @property
     def includes_last_token(self) -> bool:
         """Whether the forward pass includes the last pending token, which gives a new one."""
-        return self.num_tokens == self.request.num_pending
+        request = self.request
+        return self.num_tokens == len(request.tokens) - request.block_table.length
 
 
 @dataclass
@@ -179,7 +180,7 @@ class Scheduler:
 
     def _charge_tenant(self, request: Request) -> None:
         """Add newly generated tokens of a request to its tenant's counter of served tokens."""
-        num_generated = request.num_generated
+        num_generated = len(request.tokens) - len(request.prompt)
         generated = num_generated - request.queueing.num_charged
         self.fair_share.serve(request.tenant, generated=generated)
         request.queueing.num_charged = num_generated

@@ -104,9 +104,10 @@ class Speculator:
         for scheduled in batch:
             if scheduled.num_draft_slots:
                 draft_slots[scheduled.request] = scheduled.num_draft_slots
-        self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
         if not draft_slots:
+            self.ledger.begin_step(None, 0)
             return drafts
+        self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
         began = self.seconds
         for proposer, group in _group_by_proposer(draft_slots):
             everything = not self.budget or proposer.capabilities.bypass_budget
@@ -327,9 +328,9 @@ class Speculator:
     def _give_up(self, request: Request, error: Exception) -> None:
         """Let a request go on without its proposer, which raised ``error``."""
         proposer = request.speculation.proposer
-        request.speculation.proposer = None
         if proposer is None:
             return
+        request.speculation.drop_proposer()
         if isinstance(error, PronkError):
             reason = str(error)  # clear without the type
         else:

@@ -144,12 +144,14 @@ class ModelRunner:
         result = self._executor.run(batch, self._num_layers, sorted(collect) if collect else ())
         assert result.logits is not None
         seconds = self.clock() - start_time
-        return ForwardResult(
-            batch.split_logits(result.logits),
-            {layer: batch.split_rows(rows) for layer, rows in result.hidden.items()},
-            seconds,
-            experts_read=self._relative_to_one_row(result.experts_read),
-        )
+        hidden: dict[int, list[Array]] = {}
+        for layer, rows in result.hidden.items():
+            hidden[layer] = batch.split_rows(rows)
+        experts_read = None
+        if self.decoder.config.mixture is not None:
+            experts_read = self._relative_to_one_row(result.experts_read)
+        logits = batch.split_logits(result.logits)
+        return ForwardResult(logits, hidden, seconds, experts_read=experts_read)
 
     def _relative_to_one_row(self, experts_read: int | None) -> float | None:
         """Return experts read as a multiple of those of one row; ``None`` without experts."""
