@@ -429,9 +429,9 @@ class RequestLedger:
         assert planned.reason is not None
         name = proposer.label
         record = self.ledger.drafters[name]
-        if tree.gain is None or tree.origin is None:
-            tree = self.with_gains(name, tree)
         has_draft_tokens = len(tree.tokens) > 1
+        if has_draft_tokens and (tree.gain is None or tree.origin is None):
+            tree = self.with_gains(name, tree)
         expected = record.seconds
         if planned.chain is not None:
             drafting = max(tree.depths) * planned.chain.token

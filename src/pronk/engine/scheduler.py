@@ -66,8 +66,7 @@ class ScheduledRequest(NamedTuple):
     @property
     def includes_last_token(self) -> bool:
         """Whether the forward pass includes the last pending token, which gives a new one."""
-        request = self.request
-        return self.num_tokens == len(request.tokens) - request.block_table.length
+        return self.num_tokens == self.request.num_pending
 
 
 @dataclass
@@ -180,7 +179,7 @@ class Scheduler:
 
     def _charge_tenant(self, request: Request) -> None:
         """Add newly generated tokens of a request to its tenant's counter of served tokens."""
-        num_generated = len(request.tokens) - len(request.prompt)
+        num_generated = request.num_generated
         generated = num_generated - request.queueing.num_charged
         self.fair_share.serve(request.tenant, generated=generated)
         request.queueing.num_charged = num_generated

@@ -187,7 +187,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
         )
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
-        return [self._build_tree(context) for context in contexts]
+        return list(map(self._build_tree, contexts))
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
         state = outcome.state
