@@ -22,7 +22,7 @@ class TreeUnion:
     def __init__(self, costs: StepCosts | None) -> None:
         """Create an empty union; ``costs`` are those of the step, ``None`` if they are ignored."""
         self._costs = costs
-        self.best = ExpectedStep(1.0, 1.0 if costs is None else costs.pass_seconds(0))
+        self.best = ExpectedStep(1.0, 1.0) if costs is None else costs.plain()
         self.room = 1.0
         self._tree: TokenTree | None = None  # the only tree so far
         self._trie: Trie | None = None  # all trees, if there are several
