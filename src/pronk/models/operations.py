@@ -651,8 +651,7 @@ class Operations:
                 call.state_bytes = address_of(traffic)
         for index, rope in enumerate(self._ropes.values()):
             if rope.dynamic:
-                entries, _ = batch.rope_entries(rope)
-                call.rope[index] = address_of(entries)
+                call.rope[index] = address_of(batch.dynamic_rope_entries(rope))
                 call.rope_by_row[index] = 1
             else:
                 call.rope[index] = rope.address_up_to(batch.num_positions + extra_positions)
