@@ -298,12 +298,13 @@ class OutputProcessor:
     def _record_stats(self, step: RequestStep, path: VerifiedPath, num_tokens: int) -> None:
         stats = step.request.stats
         draft = step.draft
-        draft_tokens: list[int] = []
-        depth = 0
-        if len(draft.tokens) > 1:
+        draft_tokens: Sequence[int] = range(1, len(draft.tokens))
+        if draft.verify is not None:
             acceptable = draft.acceptable
-            draft_tokens = [node for node in range(1, len(acceptable)) if acceptable[node]]
-            depth = max([draft.depths[node] for node in draft_tokens], default=0)
+            draft_tokens = [node for node in draft_tokens if acceptable[node]]
+        depth = 0
+        if draft_tokens:
+            depth = max(map(draft.depths.__getitem__, draft_tokens))
         stats.steps.append(
             StepStats(
                 rows=len(step.entry.tree.tokens),
