@@ -134,11 +134,13 @@ class ModuleRunner:
     def _allocate(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
         """Allocate KV slots for the text and ``extra_rows``; return False if the pool is full."""
         num_slots = len(context.tokens) - self.first + extra_rows
-        if self.pool.config.window is None:
+        block_table = context.state.block_table
+        num_blocks = block_table.num_released + len(block_table.blocks)
+        if self.pool.config.window is None and num_slots > num_blocks * self.pool.block_size:
             # for all future tokens at once, to get consecutive blocks
             num_slots += context.max_future_tokens
         try:
-            self.pool.prepare(context.state.block_table, num_slots)
+            self.pool.prepare(block_table, num_slots)
         except CacheFullError:
             return False
         return True
