@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,7 @@ class Sampler:
             finally:
                 del self.context.tentative[-count:]
 
-    def after(self, tokens: Sequence[int] = ()) -> _After:
+    def after(self, tokens: Sequence[int] = ()) -> AbstractContextManager[None]:
         """Append tentative ``tokens`` to the context until the end of the ``with`` block.
 
         At its end, tokens that the block has appended are removed as well.
