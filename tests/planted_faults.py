@@ -360,10 +360,24 @@ _CACHE = (
         "drafting/test_row_options.py::test_the_option_of_the_model",
     ),
     Fault(
+        "a table of costs leaves out the context",
+        "models/cost_model.py",
+        "(max(1.0, start + slope * rows) + context) for rows in numbers]\n",
+        "max(1.0, start + slope * rows) for rows in numbers]\n",
+        "models/test_cost_model.py",
+    ),
+    Fault(
+        "the kernels read rotations of a table that has grown since",
+        "checkpoint/rope.py",
+        "            self._address = address_of(self._table)\n",
+        "            pass\n",
+        "checkpoint/test_rope.py",
+    ),
+    Fault(
         "auto asks lookahead where rows cost time",
         "drafting/combined/_wide.py",
-        "    return free_rows(context.ledger.costs) >= _WIDE_ROWS\n",
-        "    return free_rows(context.ledger.costs) >= 1\n",
+        "    return num_free >= _WIDE_ROWS\n",
+        "    return num_free >= 1\n",
         "lab/drafters/test_wide.py",
     ),
     Fault(
@@ -1510,8 +1524,8 @@ _SHORTENED = (
     Fault(
         "more than three threads change a logit",
         "kernels/library.py",
-        "        _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)\n",
-        "        _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)\n"
+        "        code = self.library.pronk_run(ops, count, ctypes.byref(call))\n",
+        "        code = self.library.pronk_run(ops, count, ctypes.byref(call))\n"
         "        if call.threads > 3 and call.logits:\n"
         "            ctypes.cast(call.logits, ctypes.POINTER(ctypes.c_int32))[0] ^= 1\n",
         "kernels/test_products.py::test_a_row_does_not_depend_on_the_batch",
