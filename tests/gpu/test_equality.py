@@ -15,7 +15,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting import Capabilities, make_drafter
 from pronk.drafting.proposer import check_needs
 from pronk.engine.request import Request
-from pronk.gpu import attention
+from pronk.gpu import attention, steps
 from pronk.gpu import runner as gpu_runner_module
 from pronk.gpu.chains import Chains
 from pronk.gpu.runner import GpuRunner
@@ -135,6 +135,7 @@ def test_bits_of_a_row_depend_on_its_text_alone(
     """Chain, chunks, tree, batch, padded step and cached prefix, across blocks and splits of keys."""
     monkeypatch.setattr(attention, "KEY_BLOCK", 16)
     monkeypatch.setattr(attention, "SPLIT", 16)
+    monkeypatch.setattr(steps, "_MIN_CONTEXT", 32)
     runner = gpu_runner(dtype, **SMALL, windows=(10,), share_prefixes=True)
     tokens = text(8, 22)
     table, whole = read(runner, tokens)
