@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.cases import SPECS, ask, assert_same, text, total
+from engine.cases import SPECS, ask, assert_same, text, total, watch
 from gpu.tiny_gpu import gpu_engine, gpu_runner
 from guides import TOY
 from pronk import OptionError
@@ -19,6 +19,7 @@ from pronk.gpu import attention, steps
 from pronk.gpu import runner as gpu_runner_module
 from pronk.gpu.chains import Chains
 from pronk.gpu.runner import GpuRunner
+from pronk.gpu.steps import ROW_BUCKETS
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -100,6 +101,24 @@ def test_drafters_equal_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert request.stats.drafted > 0, name
     assert total(got, "accepted") > 3
     assert got[-1].stats.sources["grammar"].accepted > 0
+
+
+def test_more_rows_than_a_graph_has() -> None:
+    """A window of 135 rows, which the host reads; a step of plain launches."""
+    # the window is as deep as 22 tokens, so that many are wanted; three steps are enough
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
+    rows = list[int]()
+    texts = list[list[int]]()
+    for spec in ("autoregressive", "lookahead(window=9, ngram=16, warm_up='random')"):
+        engine = gpu_engine(**SMALL, windows=(None,), max_tree=160)
+        request = ask(PROMPT, params, make_drafter(spec).bind(engine.target))
+        watch(engine, lambda batch, _: rows.append(batch.num_rows))
+        engine.add(request)
+        for _ in range(3):
+            engine.step()
+        texts.append(request.tokens[: len(PROMPT) + 3])
+    assert max(rows) > ROW_BUCKETS[-1]
+    assert texts[0] == texts[1]
 
 
 def test_drafters_that_read_the_targets_keys_are_refused() -> None:
