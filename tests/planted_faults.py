@@ -1667,6 +1667,20 @@ _GPU = (
         "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
     ),
     Fault(
+        "chains of a graph on a GPU have the noise of the first one's positions",
+        "gpu/chains.py",
+        "    positions = [len(job.sampler.context) for job in jobs]\n",
+        "    positions = [len(jobs[0].sampler.context) for job in jobs]\n",
+        "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
+    ),
+    Fault(
+        "rows that a GPU has run before a chain's graph are run in it again",
+        "gpu/chains.py",
+        "entry=entry._replace(num_computed=num_early)",
+        "entry=entry",
+        "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
+    ),
+    Fault(
         "the walk on a GPU compares a row's token with the choice after the row itself",
         "gpu/walk.py",
         "        choice = tl.load(chosen + parent, mask=is_below, other=0)\n",

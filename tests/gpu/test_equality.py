@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.cases import SPECS, ask, assert_same, text, total, watch
-from gpu.tiny_gpu import gpu_engine, gpu_runner
+from gpu.tiny_gpu import count_calls, gpu_engine, gpu_runner
 from guides import TOY
 from pronk import OptionError
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
@@ -57,19 +57,6 @@ def options(index: int) -> SamplingParams:
         logit_bias=DRAFTERS[name][1] or {},
         guide=TOY if name == "grammar" else None,
     )
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
-    """Return a list that gets an item for each call of a function."""
-    function = getattr(owner, name)
-    calls = list[None]()
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(None)
-        return function(*arguments)
-
-    monkeypatch.setattr(owner, name, counted)
-    return calls
 
 
 def decode(*, drafts: bool) -> list[Request]:

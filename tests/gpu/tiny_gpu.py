@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from oracle import DenseModel
@@ -67,3 +68,16 @@ def gpu_engine(
     """Return an engine of :func:`gpu_runner`."""
     target = Target(gpu_runner(dtype, **options), max_tree=max_tree)
     return Engine(target, BatchOptions(prefill_chunk=prefill_chunk, max_batch=max_batch))
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """Return a list that gets an item for each call of a function."""
+    function = getattr(owner, name)
+    calls = list[None]()
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
