@@ -182,7 +182,8 @@ class GpuRunner(ModelRunner):
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         start_time = self.clock()
         walks = any(map(is_walked, batch.entries))
-        rows = batch.logits_rows
+        # rows of the step's logits that the batch asks for
+        rows: Sequence[int] = batch.logits_rows
         step = self.steps.run(batch, collect, partial(_noise_of_rows, batch) if walks else None)
         if step is None:
             step = self._run_large(batch, collect, walks=walks)
