@@ -294,6 +294,7 @@ def compare_drafters(report: Report, options: argparse.Namespace, folder: Path) 
         want = [each.token_ids for each in llm.generate(prompts, plain)]
         for spec in DRAFTERS:
             is_guided = spec == "autoregressive"
+            name = "grammar" if is_guided else spec
             try:
                 if is_guided:
                     want = [each.token_ids for each in llm.generate(prompts, unforced)]
@@ -301,12 +302,12 @@ def compare_drafters(report: Report, options: argparse.Namespace, folder: Path) 
                     prompts, guided if is_guided else plain, drafter=spec.format(**names)
                 )
             except Exception as error:  # noqa: BLE001 - the other drafters are compared
-                report.add("equality", drafter=spec, temperature=temperature, error=repr(error))
+                report.add("equality", drafter=name, temperature=temperature, error=repr(error))
                 continue
             found = [each.token_ids for each in got]
             report.add(
                 "equality",
-                drafter="grammar" if is_guided else spec,
+                drafter=name,
                 temperature=temperature,
                 tokens=sum(map(len, want)),
                 drafted=sum(each.stats.drafted for each in got),
@@ -327,6 +328,10 @@ def random_head(folder: Path, layers: int, hidden: int) -> Path:
     config = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": "tiny", "architectures": []},
+        },
         "draft_vocab_size": vocab,
         "eagle_aux_hidden_state_layer_ids": [min(layer, layers) for layer in (1, 2, 3)],
         "transformer_layer_config": {
