@@ -633,6 +633,13 @@ _SCHEDULER = (
 
 _DRAFTERS = (
     Fault(
+        "GLIDE drafts more tokens than a block of its training has",
+        "lab/drafters/glide.py",
+        '    num_tokens: int = GlideShape.block\n    name = "glide"\n',
+        '    num_tokens: int = 7\n    name = "glide"\n',
+        "lab/drafters/test_glide.py::test_chains_are_by_default_as_long_as_a_block_in_training",
+    ),
+    Fault(
         "first_of counts the draft tokens of its parts for itself",
         "drafting/combined/merged.py",
         "ledger.with_gains(proposer.label, tree)\n",
@@ -786,6 +793,20 @@ _DRAFTERS = (
         "np.asarray(entry.tree.depths[entry.num_computed :], np.int64)",
         "np.arange(entry.num_computed, len(entry.tree))",
         "engine/test_bit_equality.py::test_token_trees",
+    ),
+    Fault(
+        "a KV head counts as one work item, however many tiles its queries have",
+        "kernels/csrc/attention.inc",
+        "item >= items_before + tiles * op->kv_heads",
+        "item >= items_before + op->kv_heads",
+        "engine/test_bit_equality.py::test_chunks_of_prompts",
+    ),
+    Fault(
+        "the outputs of a layer replace the stream instead of being added",
+        "kernels/csrc/ops.inc",
+        "if (op->output == PRONK_STREAM && op->residual) y =",
+        "if (op->output == PRONK_STREAM && op->residual && left < 16) y =",
+        "engine/test_bit_equality.py::test_plain_decoding_is_as_exact_as_torch",
     ),
     Fault(
         "the weights of a path are those of the nodes in order",
@@ -1432,6 +1453,13 @@ _SERVER = (
 )
 
 _COMMANDS = (
+    Fault(
+        "the duration of a benchmark is estimated from its fastest method",
+        "base/estimate.py",
+        "        if done - first < self._first_part:\n            return\n",
+        "",
+        "base/test_estimate.py",
+    ),
     Fault(
         "a word at the edge of the terminal stays in its line",
         "cli/wrap.py",
