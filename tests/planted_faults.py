@@ -1709,6 +1709,20 @@ _GPU = (
         "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
     ),
     Fault(
+        "chains of a graph on a GPU have the noise of the first one's positions",
+        "gpu/chains.py",
+        "    positions = [len(job.sampler.context) for job in jobs]\n",
+        "    positions = [len(jobs[0].sampler.context) for job in jobs]\n",
+        "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
+    ),
+    Fault(
+        "the rows that a GPU runs before a chain's graph have the text's last tokens",
+        "gpu/chains.py",
+        "TokenTree.chain(entry.tree.tokens[:num_early])",
+        "TokenTree.chain(entry.tree.tokens[-num_early:])",
+        "gpu/test_chains.py::test_chains_of_a_batch_are_those_alone",
+    ),
+    Fault(
         "the walk on a GPU compares a row's token with the choice after the row itself",
         "gpu/walk.py",
         "        choice = tl.load(chosen + parent, mask=is_below, other=0)\n",

@@ -2,12 +2,14 @@
 
     python benchmarks/gpu/run.py results.jsonl                # all parts, about 9 minutes
     python benchmarks/gpu/run.py results.jsonl --parts b c    # some of them
-    python benchmarks/gpu/run.py results.jsonl --tiny         # tiny shapes, to try it without a GPU
+    TRITON_INTERPRET=1 python benchmarks/gpu/run.py results.jsonl --tiny      # without a GPU
 
 Each part is a process with a time limit of its own, and appends its results, one JSON object each,
-to the file as soon as it has them. A part that fails does not end the run. The parts:
+to the file as soon as it has them. A part that fails or exceeds its limit does not end the run, and
+a drafter that fails does not end part a. The limits of all parts are 9 minutes together. The parts:
 
-    a  the tests of the kernels; drafters against plain decoding on a random model of 160 M weights
+    a  the tests of the kernels; ten drafters against plain decoding on a random model of 160 M
+       weights (``grammar`` needs llguidance)
     b  ms of a captured step of Llama 8B's shape in bfloat16, over 1 to 128 rows after 128 and 8,000
        tokens, against its floor: bytes of the weights and keys over the measured bandwidth
     c  the same in 4 bits, in groups of 32
@@ -28,7 +30,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -36,8 +40,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 
-from pronk import LLM, SamplingParams
+from pronk import LLM, Guide, SamplingParams
 from pronk.backends import (
     BatchEntry,
     BlockTable,
@@ -49,6 +54,7 @@ from pronk.backends import (
 )
 from pronk.base.arrays import BFLOAT16, FLOAT32
 from pronk.checkpoint import llama_config
+from pronk.gpu import device as gpu_device
 from pronk.gpu.model import GpuModel
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner
@@ -58,7 +64,10 @@ from pronk.testing import tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
 # Seconds that each part may take.
-LIMITS = {"a": 170, "b": 90, "c": 60, "d": 60, "e": 45, "f": 75, "g": 60}
+LIMITS = {"a": 170, "b": 90, "c": 60, "d": 55, "e": 40, "f": 70, "g": 55}
+# Seconds of part a that the tests may take; the drafters have the rest.
+TESTS_LIMIT = 80
+SLOWER = 10  # factor of the limits of a run without a GPU
 ROWS = (1, 4, 16, 64, 128)
 CONTEXTS = (128, 8000)
 GROUP = 32  # inputs per scale of 4-bit weights
@@ -72,7 +81,10 @@ DRAFTERS = (
     "draft_model({draft})",
     "threshold(draft_model({draft}))",
     "cape(draft_model({draft}))",
+    "eagle3({head})",
+    "autoregressive",  # with a guide, whose forced tokens the drafter grammar proposes
 )
+GRAMMAR = Guide(regex='\\{"name": "[a-z]{4}", "number": [0-9]{3}\\}')
 
 
 def main() -> None:
@@ -91,7 +103,7 @@ def main() -> None:
         return
     report.add("machine", **describe())
     for part in options.parts:
-        limit = LIMITS[part] * (10 if options.tiny else 1)
+        limit = LIMITS[part] * (SLOWER if options.tiny else 1)
         command = [sys.executable, *sys.argv, "--child", "--parts", part]
         start = perf_counter()
         try:
@@ -236,32 +248,130 @@ def chain(table: BlockTable, rows: int) -> BatchEntry:
     return BatchEntry(table, TokenTree.chain([7] * rows), range(rows))
 
 
-def run_tests(report: Report, options: argparse.Namespace) -> None:
+def check(report: Report, options: argparse.Namespace) -> None:
     """Part a."""
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-x", "-n0", "-p", "no:cacheprovider"]
-    done = subprocess.run(  # noqa: S603 - this repository's tests
-        command, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    report.add("tests", code=done.returncode, end=done.stdout.splitlines()[-3:])
-    if options.tiny:
-        return
+    run_tests(report, options)
     with tempfile.TemporaryDirectory() as name:
-        folder = tiny_checkpoint(Path(name) / "target", layers=30, hidden=768)
-        draft = tiny_checkpoint(Path(name) / "draft", layers=2, hidden=768)
-        llm = LLM(folder, device="cuda", dtype="bfloat16", drafter="autoregressive")
-        prompts = ["def add(a, b):", "one two three one two three one"]
-        for temperature in (0.0, 0.8):
-            params = SamplingParams(max_tokens=128, temperature=temperature, seed=5)
-            want = [each.token_ids for each in llm.generate(prompts, params)]
-            for spec in DRAFTERS:
-                drafter = spec.format(draft=f"model={str(draft)!r}")
-                got = llm.generate(prompts, params, drafter=drafter)
-                differing = sum(
-                    one != other
-                    for completion, tokens in zip(got, want, strict=True)
-                    for one, other in zip(completion.token_ids, tokens, strict=True)
+        compare_drafters(report, options, Path(name))
+
+
+def run_tests(report: Report, options: argparse.Namespace) -> None:
+    """Run the tests of the GPU runner, or a few of them."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-x", "-n0", "-p", "no:cacheprovider"]
+    limit = TESTS_LIMIT
+    if options.tiny:
+        command += ["-k", "norms"]
+        limit *= SLOWER
+    try:
+        done = subprocess.run(  # noqa: S603 - this repository's tests
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        report.add("tests", code=None, end=[f"not ended after {limit} seconds"])
+        return
+    report.add("tests", code=done.returncode, end=done.stdout.splitlines()[-3:])
+
+
+def compare_drafters(report: Report, options: argparse.Namespace, folder: Path) -> None:
+    """Count the tokens that differ from those of plain decoding, for each drafter."""
+    layers, hidden, max_tokens = (1, 32, 6) if options.tiny else (30, 768, 128)
+    target = tiny_checkpoint(folder / "target", layers=layers, hidden=hidden)
+    draft = tiny_checkpoint(folder / "draft", layers=min(layers, 2), hidden=hidden, seed=1)
+    names = {
+        "draft": f"model={str(draft)!r}",
+        "head": f"model={str(random_head(folder / 'head', layers, hidden))!r}",
+    }
+    if options.tiny:
+        # the device of the tests: Triton's interpreter
+        gpu_device.find_gpu = lambda _: torch.device("cpu")  # type: ignore[assignment]
+    # whatever drafts cost, they are verified
+    llm = LLM(target, device="cuda", dtype="bfloat16", drafter="autoregressive", budget="all")
+    prompts = ["abab"] if options.tiny else ["def add(a, b):", "one two three one two three one"]
+    for temperature in (0.0, 0.8):
+        plain = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=5)
+        guided = replace(plain, guide=GRAMMAR)
+        unforced = replace(guided, guide_mode="plain")
+        want = [each.token_ids for each in llm.generate(prompts, plain)]
+        for spec in DRAFTERS:
+            is_guided = spec == "autoregressive"
+            name = "grammar" if is_guided else spec
+            try:
+                if is_guided:
+                    want = [each.token_ids for each in llm.generate(prompts, unforced)]
+                got = llm.generate(
+                    prompts, guided if is_guided else plain, drafter=spec.format(**names)
                 )
-                report.add("equality", drafter=spec, temperature=temperature, differing=differing)
+            except Exception as error:  # noqa: BLE001 - the other drafters are compared
+                report.add("equality", drafter=name, temperature=temperature, error=repr(error))
+                continue
+            found = [each.token_ids for each in got]
+            report.add(
+                "equality",
+                drafter=name,
+                temperature=temperature,
+                tokens=sum(map(len, want)),
+                drafted=sum(each.stats.drafted for each in got),
+                accepted=sum(each.stats.accepted for each in got),
+                differing=sum(map(count_differing, found, want)),
+            )
+
+
+def count_differing(found: Sequence[int], want: Sequence[int]) -> int:
+    """Return the number of positions at which two texts differ."""
+    return sum(one != other for one, other in zip_longest(found, want))
+
+
+def random_head(folder: Path, layers: int, hidden: int) -> Path:
+    """Write an EAGLE-3 head with random weights for a tiny checkpoint; return its folder."""
+    vocab = 300
+    heads = hidden // 16
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": "tiny", "architectures": []},
+        },
+        "draft_vocab_size": vocab,
+        "eagle_aux_hidden_state_layer_ids": [min(layer, layers) for layer in (1, 2, 3)],
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": 1,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads // 2,
+            "head_dim": 16,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "vocab_size": vocab,
+            "max_position_embeddings": 512,
+            "rope_theta": 10000.0,
+        },
+    }
+    shapes = {
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (vocab, hidden),
+        "layers.0.self_attn.q_proj": (hidden, 2 * hidden),
+        "layers.0.self_attn.k_proj": (hidden // 2, 2 * hidden),
+        "layers.0.self_attn.v_proj": (hidden // 2, 2 * hidden),
+        "layers.0.self_attn.o_proj": (hidden, hidden),
+        "layers.0.mlp.gate_proj": (2 * hidden, hidden),
+        "layers.0.mlp.up_proj": (2 * hidden, hidden),
+        "layers.0.mlp.down_proj": (hidden, 2 * hidden),
+    }
+    norms = ("norm", "layers.0.input_layernorm", "layers.0.hidden_norm")
+    dice = np.random.default_rng(0)
+    tensors = {
+        f"{name}.weight": (shape[1] ** -0.5 * dice.standard_normal(shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    for name in (*norms, "layers.0.post_attention_layernorm"):
+        tensors[f"{name}.weight"] = np.ones(hidden, np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def measure_steps(report: Report, options: argparse.Namespace, weights: str) -> None:
@@ -391,7 +501,7 @@ def measure_transformers(report: Report, options: argparse.Namespace) -> None:
 
 
 PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
-    "a": run_tests,
+    "a": check,
     "b": lambda report, options: measure_steps(report, options, "plain"),
     "c": lambda report, options: measure_steps(report, options, "int4"),
     "d": measure_batch,

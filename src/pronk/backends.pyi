@@ -38,6 +38,7 @@ from pronk.models.decoder import forward_weights as forward_weights
 from pronk.models.forward_batch import BatchEntry as BatchEntry
 from pronk.models.forward_batch import ForwardBatch as ForwardBatch
 from pronk.models.kernels import load_kernels as load_kernels
+from pronk.models.layer_executor import ChainJob as ChainJob
 from pronk.models.layer_executor import LayerExecutor as LayerExecutor
 from pronk.models.layer_executor import LayersProgram as LayersProgram
 from pronk.models.layer_executor import LayersResult as LayersResult

@@ -1,7 +1,7 @@
 """Helpers that record what a draft model computes, and references without a KV cache."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.layer_executor import ChainJob
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.logits_processors import TokenContext
@@ -212,7 +213,7 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
     caches = []
     make_cache = draft.make_cache
     forward = draft.runner.forward
-    grow = draft.runner.draft_chain
+    grow = draft.runner.draft_chains
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
     if draft.runner.cache.prefix_cache is not None:
@@ -239,24 +240,23 @@ def watch_draft(draft: DraftRunner) -> list[Pass]:
         passes.append(Pass([texts_of(entry) for entry in batch.entries]))
         return forward(batch, collect)
 
-    def watched_growth(
-        entry: BatchEntry, sampler: Sampler, steps: int, take: Callable[[DraftToken], bool]
-    ) -> int:
-        before = texts_of(entry, steps - 1)
+    def watched_growth(jobs: Sequence[ChainJob]) -> list[int]:
+        (job,) = jobs
+        before = texts_of(job.entry, job.max_tokens - 1)
         draft_tokens = list[int]()
 
         def recorded(draft_token: DraftToken) -> bool:
             draft_tokens.append(draft_token.token)
-            return take(draft_token)
+            return job.on_token(draft_token)
 
-        count = grow(entry, sampler, steps, recorded)
+        (count,) = grow([job._replace(on_token=recorded)])
         assert count - len(draft_tokens) in (0, 1)
         passes.append(Pass([before]))
         passes.extend(Pass([[(*before[-1], *draft_tokens[:number])]]) for number in range(1, count))
-        return count
+        return [count]
 
     draft.runner.forward = watched  # type: ignore[method-assign]
-    draft.runner.draft_chain = watched_growth  # type: ignore[method-assign]
+    draft.runner.draft_chains = watched_growth  # type: ignore[method-assign]
     draft.make_cache = watched_cache  # type: ignore[method-assign]
     return passes
 

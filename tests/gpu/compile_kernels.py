@@ -73,6 +73,11 @@ KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "choice": (choose._choose_in_block, "*fp32 *i64 *fp32 *fp64 *i32 i32", {"BLOCK": 1024}),
     "choice of blocks": (choose._choose_block, "*fp64 *i32 *i32 i32", {"BLOCK": 128}),
+    "scores": (
+        choose._score,
+        "*fp32 *i64 *fp32 *i32 *fp32 i32",
+        {"HAS_IDS": True, "BLOCK": 1024},
+    ),
     "walk": (walk._walk, "*i32 *i32 *i32 *i32 i32", {"BLOCK": 128}),
 }
 # Integers that are multiples of 16 in all models, which lets loads be wide.

@@ -1,9 +1,19 @@
 """Fixtures of the tests of the GPU runner."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 
+from gpu.quick_interpreter import quick_interpreter
 from pronk.gpu import gemm
 from pronk.gpu.launch import UPCASTS
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _interpreter() -> Iterator[None]:
+    with quick_interpreter() if UPCASTS else nullcontext():
+        yield
 
 
 @pytest.fixture

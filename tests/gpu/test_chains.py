@@ -6,17 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu.tiny_gpu import gpu_runner
+from engine.cases import SPECS
+from gpu.tiny_gpu import count_calls, gpu_engine, gpu_runner
 from pronk.cache.blocks import BlockTable
-from pronk.gpu import runner as module
-from pronk.gpu.chains import ChainJob, deliver
+from pronk.drafting import make_drafter
+from pronk.gpu import chains as module
+from pronk.gpu.chains import Chains, deliver
 from pronk.models.forward_batch import BatchEntry
+from pronk.models.layer_executor import ChainJob
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.draft_token import DraftToken
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.tree import TokenTree
-from tiny_models import decoder_of, kernels, make_engine, make_request, tiny_module
+from tiny_models import decoder_of, kernels, make_engine, make_request, run, tiny_module
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -29,10 +32,10 @@ def sampler_of(text: Sequence[int], temperature: float) -> Sampler:
     return make_request(text, params).sampler
 
 
-def draft(
+def chain_job(
     runner: ModelRunner, text: Sequence[int], sampler: Sampler, most: int
-) -> list[DraftToken]:
-    """Return a chain of ``most`` tokens after a text that is not cached."""
+) -> tuple[ChainJob, list[DraftToken]]:
+    """Return a job of ``most`` tokens after a text that is not cached, and its tokens' list."""
     table = BlockTable()
     runner.cache.prepare(table, len(text) + most - 1)
     entry = BatchEntry(table, TokenTree.chain(text), range(len(text) - 1, len(text)))
@@ -42,8 +45,16 @@ def draft(
         tokens.append(token)
         return len(tokens) < most
 
-    assert runner.draft_chain(entry, sampler, most, take) == most
-    runner.cache.release(table)
+    return ChainJob(entry, sampler, most, take), tokens
+
+
+def draft(
+    runner: ModelRunner, text: Sequence[int], sampler: Sampler, most: int
+) -> list[DraftToken]:
+    """Return the chain of :func:`chain_job`."""
+    job, tokens = chain_job(runner, text, sampler, most)
+    assert runner.draft_chains([job]) == [most]
+    runner.cache.release(job.entry.block_table)
     return tokens
 
 
@@ -70,34 +81,54 @@ def test_chains_are_those_of_the_processor(temperature: float) -> None:
 
 
 def test_chains_of_a_batch_are_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three requests of different lengths, greedy and sampled, in one padded graph."""
+    """Three requests of different lengths, greedy and sampled, in one padded graph.
+
+    A part of the longest text is run before the graph.
+    """
     runner = gpu_runner(**SMALL)
-    jobs = list[ChainJob]()
-    alone = list[list[DraftToken]]()
-    for number, text in enumerate(TEXTS):
-        sampler = sampler_of(text, 0.4 * number)
-        assert sampler.stateless_sampler is not None
-        alone.append(draft(runner, text, sampler, 1 + number))
-        table = BlockTable()
-        runner.cache.prepare(table, len(text) + number)
-        entry = BatchEntry(table, TokenTree.chain(text), range(len(text) - 1, len(text)))
-        jobs.append(ChainJob(entry, sampler.stateless_sampler, len(text), 1 + number))
+    samplers = [sampler_of(text, 0.4 * number) for number, text in enumerate(TEXTS)]
+    alone = [
+        draft(runner, text, sampler, 1 + number)
+        for number, (text, sampler) in enumerate(zip(TEXTS, samplers, strict=True))
+    ]
+    # three rows for each text
+    monkeypatch.setattr(module, "MAX_FIRST_ROWS", 9)
     monkeypatch.setattr(runner.device_executor.chains, "pads", True)
-    for got, want in zip(runner.device_executor.chains.draft(jobs), alone, strict=True):
-        found = [each for each in got if each is not None]
-        assert [each.token for each in found] == [each.token for each in want]
-        assert [each.confidence for each in found] == [each.confidence for each in want]
+    made = [
+        chain_job(runner, text, sampler, 1 + number)
+        for number, (text, sampler) in enumerate(zip(TEXTS, samplers, strict=True))
+    ]
+    passes = count_calls(monkeypatch, runner.device_executor, "run")
+    assert runner.draft_chains([job for job, _ in made]) == [1, 2, 3]
+    assert len(passes) == 1
+    for (_, got), want in zip(made, alone, strict=True):
+        assert [each.token for each in got] == [each.token for each in want]
+        assert [each.confidence for each in got] == [each.confidence for each in want]
 
 
-def test_rows_before_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of more rows than the first pass of a graph has."""
-    runner = gpu_runner(**SMALL)
-    text = TEXTS[2]
-    want = draft(runner, text, sampler_of(text, 0.0), 2)
-    monkeypatch.setattr(module, "MAX_FIRST_ROWS", 2)
-    got = draft(runner, text, sampler_of(text, 0.0), 2)
-    assert [each.token for each in got] == [each.token for each in want]
-    assert [each.confidence for each in got] == [each.confidence for each in want]
+def test_requests_of_a_step_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One drafter, two requests: the text of each is that of plain decoding."""
+    counts = list[int]()
+    draft_chains = Chains.draft
+
+    def counted(chains: Chains, jobs: Sequence[ChainJob], *arguments: Any) -> list[int]:
+        counts.append(len(jobs))
+        return draft_chains(chains, jobs, *arguments)
+
+    monkeypatch.setattr(Chains, "draft", counted)
+    texts = []
+    for spec in ("autoregressive", SPECS["draft_model"]):
+        engine = gpu_engine(**SMALL, windows=(None,))
+        drafter = make_drafter(spec).bind(engine.target)
+        requests = [
+            make_request(text, SamplingParams(max_tokens=4, temperature=temperature), drafter)
+            for text, temperature in zip(TEXTS[:2], (0.0, 0.8), strict=True)
+        ]
+        run(engine, requests)
+        texts.append([request.tokens for request in requests])
+    assert 2 in counts
+    assert sum(request.stats.drafted for request in requests) > 2
+    assert texts[0] == texts[1]
 
 
 def test_only_plain_requests_draft_at_once() -> None:

@@ -31,5 +31,6 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         assert found[name]["wgmma"] > 0
         assert found[name]["cp.async"] > 20
     assert found["attention"]["mma.sync"] > 0
-    assert found["choice"]["fma.rn.f64"] == 0
-    assert found["choice"]["div.rn.f32"] > 0
+    for name in ("choice", "scores"):
+        assert found[name]["fma.rn.f64"] == 0
+        assert found[name]["div.rn.f32"] > 0

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.cases import SPECS, ask, assert_same, text, total
-from gpu.tiny_gpu import gpu_engine, gpu_runner
+from engine.cases import SPECS, ask, assert_same, text, total, watch
+from gpu.tiny_gpu import count_calls, gpu_engine, gpu_runner
 from guides import TOY
 from pronk import OptionError
 from pronk.base.arrays import BFLOAT16, FLOAT32, Array, DType
@@ -15,10 +15,11 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting import Capabilities, make_drafter
 from pronk.drafting.proposer import check_needs
 from pronk.engine.request import Request
-from pronk.gpu import attention
+from pronk.gpu import attention, steps
 from pronk.gpu import runner as gpu_runner_module
 from pronk.gpu.chains import Chains
 from pronk.gpu.runner import GpuRunner
+from pronk.gpu.steps import ROW_BUCKETS
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -58,19 +59,6 @@ def options(index: int) -> SamplingParams:
     )
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
-    """Return a list that gets an item for each call of a function."""
-    function = getattr(owner, name)
-    calls = list[None]()
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(None)
-        return function(*arguments)
-
-    monkeypatch.setattr(owner, name, counted)
-    return calls
-
-
 def decode(*, drafts: bool) -> list[Request]:
     """Decode the prompt in one batch, once for each drafter, with these drafters or without.
 
@@ -100,6 +88,24 @@ def test_drafters_equal_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert request.stats.drafted > 0, name
     assert total(got, "accepted") > 3
     assert got[-1].stats.sources["grammar"].accepted > 0
+
+
+def test_more_rows_than_a_graph_has() -> None:
+    """A window of 135 rows, which the host reads; a step of plain launches."""
+    # the window is as deep as 22 tokens, so that many are wanted; three steps are enough
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
+    rows = list[int]()
+    texts = list[list[int]]()
+    for spec in ("autoregressive", "lookahead(window=9, ngram=16, warm_up='random')"):
+        engine = gpu_engine(**SMALL, windows=(None,), max_tree=160)
+        request = ask(PROMPT, params, make_drafter(spec).bind(engine.target))
+        watch(engine, lambda batch, _: rows.append(batch.num_rows))
+        engine.add(request)
+        for _ in range(3):
+            engine.step()
+        texts.append(request.tokens[: len(PROMPT) + 3])
+    assert max(rows) > ROW_BUCKETS[-1]
+    assert texts[0] == texts[1]
 
 
 def test_drafters_that_read_the_targets_keys_are_refused() -> None:
@@ -135,6 +141,7 @@ def test_bits_of_a_row_depend_on_its_text_alone(
     """Chain, chunks, tree, batch, padded step and cached prefix, across blocks and splits of keys."""
     monkeypatch.setattr(attention, "KEY_BLOCK", 16)
     monkeypatch.setattr(attention, "SPLIT", 16)
+    monkeypatch.setattr(steps, "_MIN_CONTEXT", 32)
     runner = gpu_runner(dtype, **SMALL, windows=(10,), share_prefixes=True)
     tokens = text(8, 22)
     table, whole = read(runner, tokens)

@@ -13,12 +13,13 @@ from pronk.cache.blocks import BlockTable
 from pronk.gpu import walk as module
 from pronk.gpu.layout import layout_of, measure, pack_layout
 from pronk.gpu.runner import GpuRunner
+from pronk.gpu.steps import ROW_BUCKETS
 from pronk.gpu.walk import verified_paths, walk
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.tree import TokenTree
 from pronk.sampling.verify import VerifiedPath, verify_tree
-from tiny_models import kernels
+from tiny_models import VOCAB, kernels
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -118,6 +119,19 @@ def test_steps_verify_their_trees() -> None:
             trees[number] = TokenTree(tuple(tokens), tuple(parents))
             runner.cache.release(entries[number].block_table)
     assert accepted >= 2
+
+
+def test_a_tree_of_more_rows_than_a_graph_has() -> None:
+    """All tokens hang below the root, so that the target's is among them."""
+    runner = gpu_runner(heads=2, kv_heads=1, windows=(None,))
+    tree = TokenTree((5, *range(VOCAB), 9, 9), (-1, *[0] * VOCAB, 1, 2))
+    assert len(tree) > ROW_BUCKETS[-1]
+    (entry,) = entries_of(runner, [tree])
+    sampler = StatelessSampler(0.8, 3)
+    result = runner.forward(ForwardBatch([entry._replace(stateless_sampler=sampler)]))
+    path = host_path(tree, result.logits[0][:], sampler)
+    assert len(path.path) > 0
+    assert result.paths == [path]
 
 
 def test_a_path_with_logits_that_are_not_finite_is_the_hosts() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from oracle import DenseModel
@@ -14,6 +15,7 @@ from pronk.gpu.model import GpuModel
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner
 from pronk.gpu.weights import gpu_linear
+from pronk.sampling.tree_size import DEFAULT_MAX_TREE
 from tiny_models import POISON, decoder_of, kernels, tiny_module
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,8 +58,26 @@ def gpu_runner(
 
 
 def gpu_engine(
-    dtype: DType = FLOAT32, *, prefill_chunk: int = 64, max_batch: int = 8, **options: Any
+    dtype: DType = FLOAT32,
+    *,
+    prefill_chunk: int = 64,
+    max_batch: int = 8,
+    max_tree: int = DEFAULT_MAX_TREE,
+    **options: Any,
 ) -> Engine:
     """Return an engine of :func:`gpu_runner`."""
-    target = Target(gpu_runner(dtype, **options))
+    target = Target(gpu_runner(dtype, **options), max_tree=max_tree)
     return Engine(target, BatchOptions(prefill_chunk=prefill_chunk, max_batch=max_batch))
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """Return a list that gets an item for each call of a function."""
+    function = getattr(owner, name)
+    calls = list[None]()
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk import TokenTree
-from pronk.backends import BatchEntry, ForwardBatch, StatelessSampler
+from pronk.backends import BatchEntry, ChainJob, ForwardBatch
 from pronk.base.convert import to_array
 from pronk.drafting import DraftToken
 from pronk.gpu.choose import noise_of, score
@@ -37,7 +37,8 @@ from pronk.gpu.steps import ROW_BUCKETS, context_bucket
 # drafter ``cape`` may add, at most 16.
 _LIKELIEST = 17
 
-# Largest number of rows of the first pass; the rows before them are run without a graph.
+# Largest number of rows of the first pass, of all requests; the rows before them are run without a
+# graph.
 MAX_FIRST_ROWS = ROW_BUCKETS[-1]
 
 # Callback ``forward(layout, features, rows)``: runs rows through a model. Returns the features of
@@ -47,22 +48,24 @@ MAX_FIRST_ROWS = ROW_BUCKETS[-1]
 ForwardRows = Callable[[RowLayout, Tensor | None, Tensor], tuple[Tensor | None, Tensor]]
 
 
-class ChainJob(NamedTuple):
-    """A chain to draft.
+def split_jobs(jobs: Sequence[ChainJob]) -> tuple[list[BatchEntry], list[ChainJob]]:
+    """Divide the rows of jobs among passes without a graph and the first pass of a graph.
 
-    Attributes:
-        entry: the new tokens, a chain. There are KV slots for ``max_tokens - 1`` tokens after them.
-        sampler: the request's sampler.
-        position: index in the text of the first draft token.
-        max_tokens: number of draft tokens, at least 1.
-        feature_slots: for a model that reads features: the slot of each new token's feature.
+    Returns:
+        Entries of the first rows of each job that has more than its part of
+        :data:`MAX_FIRST_ROWS`; and the jobs with the rows after these.
     """
-
-    entry: BatchEntry
-    sampler: StatelessSampler
-    position: int
-    max_tokens: int
-    feature_slots: NDArray[np.int64] | None = None
+    most = MAX_FIRST_ROWS // len(jobs)
+    early = list[BatchEntry]()
+    rest = list[ChainJob]()
+    for job in jobs:
+        entry = job.entry
+        num_early = max(0, entry.num_rows - most)
+        rest.append(job._replace(entry=entry._replace(num_computed=num_early)))
+        if num_early:
+            tree = TokenTree.chain(entry.tree.tokens[:num_early])
+            early.append(entry._replace(tree=tree, logits_nodes=range(0)))
+    return early, rest
 
 
 class _ChainSize(NamedTuple):
@@ -114,18 +117,24 @@ class Chains:
         self._graphs.clear()
 
     def draft(
-        self, jobs: Sequence[ChainJob], features: Tensor | None = None
-    ) -> list[list[DraftToken | None]]:
+        self,
+        jobs: Sequence[ChainJob],
+        features: Tensor | None = None,
+        slots: Sequence[NDArray[np.int64]] = (),
+    ) -> list[int]:
         """Draft a chain for each job.
 
+        The graph has all passes. The results after the token that ends a chain are dropped.
+
         Args:
-            jobs: at most :data:`MAX_FIRST_ROWS` rows of new tokens.
+            jobs: at most :data:`MAX_FIRST_ROWS` rows of new tokens. The samplers have a
+                :attr:`~pronk.sampling.sampler.Sampler.stateless_sampler`.
             features: pool ``[slots, hidden]`` of the features of new tokens, for a model that reads
                 features.
+            slots: for each job, the slots of its new tokens' features.
 
         Returns:
-            For each job, ``max_tokens`` draft tokens; ``None`` in place of a token whose logits are
-            not finite.
+            For each job, the number of passes that its tokens needed.
         """
         pool = self.pool
         passes = max(job.max_tokens for job in jobs)
@@ -145,14 +154,14 @@ class Chains:
         last_rows[: len(jobs)] = np.cumsum(counts) - 1
         parts = [numbers, last_rows, *_noise_of_passes(jobs, size)]
         if features is not None:
-            slots = np.zeros(size.first, np.int64)
-            slots[: sum(counts)] = np.concatenate([job.feature_slots for job in jobs])
-            parts.append(slots)
+            padded = np.zeros(size.first, np.int64)
+            padded[: sum(counts)] = np.concatenate(slots)
+            parts.append(padded)
         inputs = [torch.from_numpy(part) for part in parts]
         function = partial(self._compute, size, features)
         found = to_array(self._graphs.run((size, features is None), function, inputs))
         return [
-            [_draft_token(row) for row in found[: job.max_tokens, index]]
+            deliver([_draft_token(row) for row in found[: job.max_tokens, index]], job.on_token)
             for index, job in enumerate(jobs)
         ]
 
@@ -218,9 +227,10 @@ def _places(jobs: Sequence[ChainJob], size: _ChainSize) -> NDArray[np.int64]:
 
 def _noise_of_passes(jobs: Sequence[ChainJob], size: _ChainSize) -> Sequence[NDArray[np.generic]]:
     """Return the noise of each pass and entry: keys and temperatures, ``[passes, entries]``."""
-    samplers = [job.sampler for job in jobs]
+    samplers = [job.sampler.stateless_sampler for job in jobs]
+    positions = [len(job.sampler.context) for job in jobs]
     parts = [
-        noise_of(samplers, [job.position + step for job in jobs], size.layout.entries)
+        noise_of(samplers, [first + step for first in positions], size.layout.entries)
         for step in range(size.passes)
     ]
     return [

@@ -1,12 +1,12 @@
-"""A drafter's trained head (EAGLE-3, MTP) on a device: a chain is one graph.
+"""A drafter's trained head (EAGLE-3, MTP) on a device: the chains of a step are one graph.
 
 The features that a head reads are in the target's pool on the device, where the target's step has
-saved them, so that a chain needs nothing of the host but its rows and noise.
+saved them, so that chains need nothing of the host but their rows and noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk import TokenTree
-from pronk.backends import BatchEntry, Decoder, ForwardBatch, PagedCache, SavedFeature
+from pronk.backends import ChainJob, Decoder, ForwardBatch, PagedCache, SavedFeature
 from pronk.base.arrays import Array
 from pronk.base.convert import to_array, to_tensor, torch_dtype
-from pronk.drafting import DraftToken, Sampler
-from pronk.gpu.chains import MAX_FIRST_ROWS, ChainJob, Chains, deliver
+from pronk.drafting import Sampler
+from pronk.gpu.chains import MAX_FIRST_ROWS, Chains, split_jobs
 from pronk.gpu.graphs import Graphs, Inputs
 from pronk.gpu.layout import LayoutSize, RowLayout, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, check_supported
@@ -32,6 +31,8 @@ from pronk.gpu.weights import GpuLinear
 
 class GpuHead:
     """A :class:`~pronk.backends.HeadRunner` on the device of the target."""
+
+    max_chains = MAX_FIRST_ROWS
 
     def __init__(
         self,
@@ -107,31 +108,19 @@ class GpuHead:
             outputs, logits = self._graphs.run((size, has_logits), function, inputs)
         return to_array(outputs[: batch.num_rows]), to_array(logits[: len(batch.logits_rows)])
 
-    def draft_chain(
-        self,
-        entry: BatchEntry,
-        source: tuple[SavedFeature, NDArray[np.int64]],
-        sampler: Sampler,
-        max_tokens: int,
-        on_token: Callable[[DraftToken], bool],
-    ) -> int:
-        """Implement :meth:`HeadRunner.draft_chain`."""
+    def draft_chains(
+        self, jobs: Sequence[ChainJob], feature: SavedFeature, slots: Sequence[NDArray[np.int64]]
+    ) -> list[int]:
+        """Implement :meth:`HeadRunner.draft_chains`."""
         self._drop_old_graphs()
-        stateless = sampler.stateless_sampler
-        assert stateless is not None, "expected a sampler that needs only logits"
-        feature, slots = source
         pool = self._target.pool.feature_tensor(feature)
-        num_early = entry.num_rows - MAX_FIRST_ROWS
-        if num_early > 0:
-            early = entry._replace(
-                tree=TokenTree.chain(entry.tree.tokens[:num_early]), logits_nodes=range(0)
-            )
-            self.run(ForwardBatch([early]), to_array(pool[torch.from_numpy(slots[:num_early])]))
-            entry = entry._replace(num_computed=num_early)
-            slots = slots[num_early:]
-        job = ChainJob(entry, stateless, len(sampler.context), max_tokens, slots)
-        (tokens,) = self.chains.draft([job], pool)
-        return deliver(tokens, on_token)
+        early, rest = split_jobs(jobs)
+        num_early = [job.entry.num_computed for job in rest]
+        if early:
+            rows = [own[:count] for own, count in zip(slots, num_early, strict=True)]
+            self.run(ForwardBatch(early), to_array(pool[torch.from_numpy(np.concatenate(rows))]))
+        slots = [own[count:] for own, count in zip(slots, num_early, strict=True)]
+        return self.chains.draft(rest, pool, slots)
 
     def _drop_old_graphs(self) -> None:
         """Drop the graphs if the arrays of a pool were replaced."""

@@ -1,13 +1,14 @@
 """Positions and KV slots of the rows of a pass, as the kernels read them.
 
-All numbers of a pass are one int32 array (:class:`LayoutArrays`), which is sent to the device at
-once. Its parts have the sizes of a :class:`LayoutSize`. Unused rows compute token 0 at position 0,
+All numbers of a pass are one int32 array (:func:`pack_layout`), which is sent to the device in one
+copy. Its parts have the sizes of a :class:`LayoutSize`. Unused rows compute token 0 at position 0,
 and write to a slot that no request has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,14 @@ Integers = NDArray[np.int32]
 # that no walk reaches.
 ROOT = -1
 NOT_WALKED = -2
+
+
+class LayoutPart(NamedTuple):
+    """A part of the array of a pass: its name in :class:`RowLayout`, its place and its shape."""
+
+    name: str
+    place: slice
+    shape: tuple[int, ...]
 
 
 class LayoutSize(NamedTuple):
@@ -42,11 +51,19 @@ class LayoutSize(NamedTuple):
     depth: int
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parts, by their names in :class:`RowLayout`."""
+    def parts(self) -> list[LayoutPart]:
+        """The parts of the array, in order."""
         per_row = ("tokens", "positions", "slots", "entries", "committed", "row_paths", "parents")
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(per_row, (self.rows,))
-        return shapes | {"tables": (self.entries, self.pages), "paths": (self.paths, self.depth)}
+        shapes["tables"] = (self.entries, self.pages)
+        shapes["paths"] = (self.paths, self.depth)
+        parts = list[LayoutPart]()
+        start = 0
+        for name, shape in shapes.items():
+            stop = start + prod(shape)
+            parts.append(LayoutPart(name, slice(start, stop), shape))
+            start = stop
+        return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +113,7 @@ class RowLayout:
 
 def layout_of(numbers: Tensor, size: LayoutSize, block_size: int, max_position: int) -> RowLayout:
     """Return the parts of an int32 array of :func:`pack_layout` as views."""
-    parts = dict[str, Tensor]()
-    start = 0
-    for name, shape in size.shapes.items():
-        count = int(np.prod(shape))
-        parts[name] = numbers[start : start + count].view(shape)
-        start += count
+    parts = {part.name: numbers[part.place].view(part.shape) for part in size.parts}
     return RowLayout(**parts, block_size=block_size, max_position=max_position)
 
 
@@ -142,14 +154,8 @@ def pack_layout(
     """
     if places is None:
         places = np.arange(batch.num_rows)
-    shapes = size.shapes
-    numbers = np.zeros(sum(int(np.prod(shape)) for shape in shapes.values()), np.int32)
-    parts = dict[str, Integers]()
-    start = 0
-    for name, shape in shapes.items():
-        count = int(np.prod(shape))
-        parts[name] = numbers[start : start + count].reshape(shape)
-        start += count
+    numbers = np.zeros(size.parts[-1].place.stop, np.int32)
+    parts = {part.name: numbers[part.place].reshape(part.shape) for part in size.parts}
     parts["slots"][:] = free_slot
     parts["paths"][:] = free_slot
     parts["parents"][:] = NOT_WALKED

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pronk import TokenTree
 from pronk.backends import (
-    BatchEntry,
+    ChainJob,
     Decoder,
     ForwardBatch,
     ForwardResult,
@@ -34,8 +33,8 @@ from pronk.backends import (
 from pronk.base.arrays import Array, DType
 from pronk.base.convert import to_array
 from pronk.checkpoint import load_decoder
-from pronk.drafting import DraftToken, Sampler
-from pronk.gpu.chains import MAX_FIRST_ROWS, ChainJob, Chains, deliver
+from pronk.drafting import Sampler
+from pronk.gpu.chains import MAX_FIRST_ROWS, Chains, split_jobs
 from pronk.gpu.choose import Noise, choose, noise_of
 from pronk.gpu.head import GpuHead
 from pronk.gpu.layout import RowLayout, is_walked, layout_of, measure, pack_layout
@@ -113,29 +112,12 @@ class GpuExecutor(LayerExecutor):
         on_device = numbers.to(self.model.device)
         return layout_of(on_device, size, pool.block_size, batch.num_positions - 1)
 
-    def draft_chain(
-        self,
-        entry: BatchEntry,
-        sampler: Sampler,
-        max_tokens: int,
-        on_token: Callable[[DraftToken], bool],
-    ) -> int:
-        """Implement :meth:`ModelRunner.draft_chain` by one graph.
-
-        The graph has all passes. Their results are dropped after the token that ends the chain.
-        """
-        stateless = sampler.stateless_sampler
-        assert stateless is not None, "expected a sampler that needs only logits"
-        num_early = entry.num_rows - MAX_FIRST_ROWS
-        if num_early > 0:
-            early = entry._replace(
-                tree=TokenTree.chain(entry.tree.tokens[:num_early]), logits_nodes=range(0)
-            )
-            self.run(ForwardBatch([early]), self.model.config.num_layers)
-            entry = entry._replace(num_computed=num_early)
-        job = ChainJob(entry, stateless, len(sampler.context), max_tokens)
-        (tokens,) = self.chains.draft([job])
-        return deliver(tokens, on_token)
+    def draft_chains(self, jobs: Sequence[ChainJob]) -> list[int]:
+        """Implement :meth:`ModelRunner.draft_chains` by one graph."""
+        early, jobs = split_jobs(jobs)
+        if early:
+            self.run(ForwardBatch(early), self.model.config.num_layers)
+        return self.chains.draft(jobs)
 
     def run_rows(
         self,
@@ -159,6 +141,8 @@ class GpuRunner(ModelRunner):
     The device verifies the token trees of requests whose options allow it; logits are copied to the
     host where other options read them.
     """
+
+    max_chains = MAX_FIRST_ROWS
 
     def __init__(
         self,
@@ -198,7 +182,8 @@ class GpuRunner(ModelRunner):
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         start_time = self.clock()
         walks = any(map(is_walked, batch.entries))
-        rows = batch.logits_rows
+        # rows of the step's logits that the batch asks for
+        rows: Sequence[int] = batch.logits_rows
         step = self.steps.run(batch, collect, partial(_noise_of_rows, batch) if walks else None)
         if step is None:
             step = self._run_large(batch, collect, walks=walks)

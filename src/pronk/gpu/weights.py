@@ -186,12 +186,6 @@ def _load_quantized(
         of_scales, of_minima = factors
         scale = _divide(scale, of_scales)
         minimum = _divide(minimum, of_minima)
-    groups = (scale, minimum, of_scales, of_minima)
-    counts = (num_groups, num_groups, -1, -1)
-    on_device = [
-        None if numbers is None else _group_tensor(numbers, count, device)
-        for numbers, count in zip(groups, counts, strict=True)
-    ]
     return GpuMatrix(
         torch.from_numpy(codes).to(device),
         outputs,
@@ -200,19 +194,23 @@ def _load_quantized(
         format="int4" if is_int4 else "int8",
         group=matrix.group,
         zero=matrix.zero,
-        scale=on_device[0],
-        minimum=on_device[1],
-        factor=on_device[2],
-        minimum_factor=on_device[3],
+        scale=_group_tensor(scale, device, num_groups),
+        minimum=_group_tensor(minimum, device, num_groups),
+        factor=_group_tensor(of_scales, device),
+        minimum_factor=_group_tensor(of_minima, device),
         order=None if matrix.order is None else torch.from_numpy(matrix.order).to(device),
     )
 
 
-def _group_tensor(numbers: Array, num_groups: int, device: torch.device) -> Tensor:
+def _group_tensor(
+    numbers: Array | None, device: torch.device, num_groups: int = 0
+) -> Tensor | None:
     """Return numbers of groups in the smallest type that represents all of them exactly.
 
-    Groups are added to get ``num_groups``; -1 adds none.
+    Groups of zeros are added up to ``num_groups``.
     """
+    if numbers is None:
+        return None
     if num_groups > numbers.shape[1]:
         numbers = np.pad(numbers, ((0, 0), (0, num_groups - numbers.shape[1])))
     for dtype in (UINT8, FLOAT16):

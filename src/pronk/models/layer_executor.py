@@ -39,6 +39,24 @@ class LayersProgram(NamedTuple):
     collected: tuple[int, ...] = ()
 
 
+class ChainJob(NamedTuple):
+    """A chain of draft tokens to draft after the text of one request.
+
+    Attributes:
+        entry: the tokens that the model has not read, a chain; ``logits_nodes`` is the last one.
+            The cache has slots for ``max_tokens - 1`` rows after them.
+        sampler: sampler of the draft tokens, which supports chains.
+        max_tokens: maximum number of draft tokens, at least 1.
+        on_token: called with each draft token; returns whether to continue. Its exceptions end the
+            chain.
+    """
+
+    entry: BatchEntry
+    sampler: Sampler
+    max_tokens: int
+    on_token: Callable[[DraftToken], bool]
+
+
 _version_of = attrgetter("version")
 
 
@@ -156,27 +174,14 @@ class LayerExecutor:
             experts_read += rest.run(ForwardBatch(entries), given.copy(), logits, given[None])
         return LayersResult(hidden, logits, experts_read)
 
-    def draft_chain(
-        self,
-        entry: BatchEntry,
-        sampler: Sampler,
-        max_tokens: int,
-        on_token: Callable[[DraftToken], bool],
-    ) -> int:
-        """Implement :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`."""
+    def draft_chains(self, jobs: Sequence[ChainJob]) -> list[int]:
+        """Implement :meth:`~pronk.models.model_runner.ModelRunner.draft_chains` for one job."""
+        (job,) = jobs
         config = self.decoder.config
-        batch = ForwardBatch([entry])
         assert not self.cache.computed_features, "expected a draft model, whose cache has none"
         program, _ = self._program(len(self.decoder.layers), (), has_logits=True)
-        return draft_chain(
-            program,
-            batch,
-            np.empty((batch.num_rows, config.hidden_size), self.cache.dtype),
-            sampler,
-            vocab_size=config.vocab_size,
-            max_tokens=max_tokens,
-            on_token=on_token,
-        )
+        stream = np.empty((job.entry.num_rows, config.hidden_size), self.cache.dtype)
+        return [draft_chain(program, stream, job, vocab_size=config.vocab_size)]
 
     def _program(
         self, num_layers: int, collect: Sequence[int], *, has_logits: bool
@@ -297,35 +302,29 @@ class HeadClusters(NamedTuple):
 
 def draft_chain(
     program: Program,
-    batch: ForwardBatch,
     stream: Array,
-    sampler: Sampler,
+    job: ChainJob,
     *,
     vocab_size: int,
-    max_tokens: int,
-    on_token: Callable[[DraftToken], bool],
     ids: DraftIds | HeadClusters | None = None,
 ) -> int:
     """Draft a chain for one request: run a program, sample a token, run it again, and so on.
 
     Returns the number of forward passes, as
-    :meth:`~pronk.models.model_runner.ModelRunner.draft_chain`.
+    :meth:`~pronk.models.model_runner.ModelRunner.draft_chains`.
 
     Args:
         program: program of the kernels that ends with an LM head. It begins with an embedding, or
             reads features from the stream and leaves there the features of the next run.
-        batch: rows of one request in the first run, the last of them with logits. Each later run
-            has one row, the draft token before.
-        stream: ``[rows, hidden]``; overwritten.
-        sampler: sampler of the draft tokens, with a
-            :attr:`~pronk.sampling.sampler.Sampler.library_sampler`.
+        stream: ``[rows of the job's entry, hidden]``; overwritten.
+        job: the chain, with the rows of the first run. Each later run has one row, the draft token
+            before. The sampler has a :attr:`~pronk.sampling.sampler.Sampler.library_sampler`.
         vocab_size: number of logits of the LM head.
-        max_tokens: maximum number of draft tokens, at least 1.
-        on_token: called with each draft token; returns whether to continue. Its exceptions end the
-            chain.
         ids: the target's token of each logit; ``None``: 0, 1, …; or the second stage of the LM
             head, whose clusters have the program's logits as scores.
     """
+    batch = ForwardBatch([job.entry])
+    max_tokens = job.max_tokens
     logits = np.empty((1, vocab_size), FLOAT32)
     second: CClusters | None = None
     ids_of_steps: Iterator[DraftIds | None]
@@ -357,19 +356,19 @@ def draft_chain(
     def callback(token: int, confidence: float) -> int:
         try:
             own_ids = next(ids_of_steps)
-            return int(on_token(DraftToken(token, confidence, next(next_scores), own_ids)))
+            return int(job.on_token(DraftToken(token, confidence, next(next_scores), own_ids)))
         except BaseException as error:  # noqa: BLE001 - exceptions cannot cross the kernels
             errors.append(error)
             return 0
 
-    in_library = sampler.library_sampler
+    in_library = job.sampler.library_sampler
     assert in_library is not None, "expected a sampler in the library"
     head_ids = own if clusters is None else clusters.tokens
     assert in_library.counts_all(vocab_size, head_ids), "expected logits of the target's vocabulary"
     assert len(batch.logits_rows) == 1, "expected the logits of the last row"
     params = CDraftChain(
         sampling=ctypes.pointer(in_library.options),
-        position=len(sampler.context),
+        position=len(job.sampler.context),
         steps=max_tokens,
         ids=None if own is None else address_of(own),
         scores=address_of(scores),

@@ -18,12 +18,12 @@ from pronk.cache.paged import PagedCache, SavedFeature
 from pronk.checkpoint.config import ModelConfig
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import Decoder, fixed_costs
-from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.layer_executor import LayerExecutor
+from pronk.models.forward_batch import ForwardBatch
+from pronk.models.layer_executor import ChainJob, LayerExecutor
 from pronk.models.linear import LinearFactory
 from pronk.models.loader import load_decoder
 from pronk.models.program import Program
-from pronk.sampling.draft_token import DraftIds, DraftToken
+from pronk.sampling.draft_token import DraftIds
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.sampling.verify import VerifiedPath
@@ -60,14 +60,20 @@ class ForwardResult(NamedTuple):
 
 
 class HeadRunner(Protocol):
-    """Runner of a drafter's trained head on the device of a :class:`ModelRunner`."""
+    """Runner of a drafter's trained head on the device of a :class:`ModelRunner`.
+
+    Attributes:
+        max_chains: maximum number of jobs of :meth:`draft_chains`.
+    """
+
+    max_chains: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weight matrices that a pass reads."""
 
     def supports_draft_chain(self, sampler: Sampler) -> bool:
-        """Return whether :meth:`draft_chain` is available for a request with this sampler."""
+        """Return whether :meth:`draft_chains` is available for a request with this sampler."""
 
     def run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:
         """Run rows of the head.
@@ -80,17 +86,15 @@ class HeadRunner(Protocol):
             The outputs ``[rows, hidden]``, and the logits of ``batch.logits_rows``, float32.
         """
 
-    def draft_chain(
-        self,
-        entry: BatchEntry,
-        source: tuple[SavedFeature, NDArray[np.int64]],
-        sampler: Sampler,
-        max_tokens: int,
-        on_token: Callable[[DraftToken], bool],
-    ) -> int:
-        """Draft a chain for one request, as :meth:`ModelRunner.draft_chain`.
+    def draft_chains(
+        self, jobs: Sequence[ChainJob], feature: SavedFeature, slots: Sequence[NDArray[np.int64]]
+    ) -> list[int]:
+        """Draft chains of several requests, as :meth:`ModelRunner.draft_chains`.
 
-        ``source`` has the feature of the rows of ``entry``, and their slots in the target's cache.
+        Args:
+            jobs: the chains.
+            feature: feature that the rows of the entries read.
+            slots: for each job, the slots of its rows' features in the target's cache.
         """
 
 
@@ -102,6 +106,9 @@ class ModelRunner:
     """
 
     exact = True
+    # Maximum number of jobs of :meth:`draft_chains`. The processor shares passes among several
+    # requests by :meth:`forward`.
+    max_chains = 1
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class ModelRunner:
         self.dtype = cache.dtype
         self._num_layers = len(decoder.layers)
         self._executor = executor or LayerExecutor(decoder, cache, other_caches)
-        # Whether :meth:`draft_chain` is available at all. It is not if several processes share each
+        # Whether :meth:`draft_chains` is available at all: not if several processes share each
         # forward pass, nor if rotations depend on the length of the prompt.
         self._drafts_chains = executor is None and not self._executor.has_dynamic_rope
         # program of the final norm, built at the first call of :meth:`final_norm`
@@ -197,33 +204,34 @@ class ModelRunner:
         return self._executor.communication_seconds
 
     def supports_draft_chain(self, sampler: Sampler) -> bool:
-        """Return whether :meth:`draft_chain` is available for a request with this sampler."""
+        """Return whether :meth:`draft_chains` is available for a request with this sampler."""
         return self._drafts_chains and sampler.library_sampler is not None
 
-    def draft_chain(
-        self,
-        entry: BatchEntry,
-        sampler: Sampler,
-        max_tokens: int,
-        on_token: Callable[[DraftToken], bool],
-    ) -> int:
-        """Draft a chain for one request: one kernel call runs a forward pass per draft token.
+    def draft_chains(self, jobs: Sequence[ChainJob]) -> list[int]:
+        """Draft chains of several requests, with all forward passes in one call.
 
-        The other arguments are those of :func:`pronk.models.layer_executor.draft_chain`. ``entry``
-        is the batch of the first forward pass; ``logits_nodes`` is its last node.
-        :meth:`PagedCache.prepare` has allocated slots for all rows. Returns the number of forward
-        passes. The last one gives no draft token if it allows none or has non-finite logits.
+        :meth:`PagedCache.prepare` has allocated slots for all rows.
+
+        Args:
+            jobs: the chains, at most :attr:`max_chains`.
+
+        Returns:
+            For each job, the number of forward passes. The last one gives no draft token if it
+            allows none or has non-finite logits.
         """
         start_time = self.clock()
-        num_passes = self._executor.draft_chain(entry, sampler, max_tokens, on_token)
-        rows = len(entry.tree)
-        length = entry.block_table.length
+        num_passes = self._executor.draft_chains(jobs)
         seconds = self.clock() - start_time
-        one_row = self.cost_model.costs(length)
-        if rows <= _MAX_CHAIN_ROWS:
-            self.cost_model.learn(1, length, seconds / num_passes)
-        elif one_row is not None:
-            self.cost_model.learn_prompt(rows, max(0.0, seconds - (num_passes - 1) * one_row.at(1)))
+        count = len(jobs)
+        rows = sum([job.entry.num_rows for job in jobs])
+        length = sum([job.entry.block_table.length for job in jobs])
+        most = max(num_passes)
+        one_pass = self.cost_model.costs(length, count)
+        if rows <= _MAX_CHAIN_ROWS * count:
+            self.cost_model.learn(count, length, seconds / most, requests=count, plain=True)
+        elif one_pass is not None:
+            later = (most - 1) * one_pass.at(count)
+            self.cost_model.learn_prompt(rows, max(0.0, seconds - later))
         return num_passes
 
     def draft_pool(self, config: ModelConfig) -> Callable[..., PagedCache]:

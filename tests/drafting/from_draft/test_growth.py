@@ -49,15 +49,16 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def record_chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of forward passes of each call of ``draft_chain``."""
+    """Record the number of forward passes of each chain of ``draft_chains``."""
     counts: list[int] = []
-    grow = ModelRunner.draft_chain
+    grow = ModelRunner.draft_chains
 
-    def counted(*arguments: Any) -> int:
-        counts.append(grow(*arguments))
-        return counts[-1]
+    def counted(*arguments: Any) -> list[int]:
+        own = grow(*arguments)
+        counts.extend(own)
+        return own
 
-    monkeypatch.setattr(ModelRunner, "draft_chain", counted)
+    monkeypatch.setattr(ModelRunner, "draft_chains", counted)
     return counts
 
 

@@ -120,13 +120,13 @@ def test_chains_equal_the_formulas(
     token of all.
     """
     calls = list[Chain]()
-    draft_chain = EagleRunner.draft_chain
+    draft_in_one_call = EagleRunner.draft_in_one_call
 
-    def counted(runner: EagleRunner, chain: Chain) -> None:
-        draft_chain(runner, chain)
-        calls.append(chain)
+    def counted(runner: EagleRunner, chains: Sequence[Chain]) -> None:
+        draft_in_one_call(runner, chains)
+        calls.extend(chains)
 
-    monkeypatch.setattr(EagleRunner, "draft_chain", counted)
+    monkeypatch.setattr(EagleRunner, "draft_in_one_call", counted)
     engine = make_engine(bigram_decoder())
     drafter = Watched(make_drafter(copying(kind)).bind(engine.target))
     requests = decode(engine, drafter, prompts, max_tokens=12, **options)

@@ -117,13 +117,13 @@ def test_chains_equal_a_slow_loop(
 ) -> None:
     """A request alone is drafted in one call of the kernels."""
     calls = list[Chain]()
-    draft_chain = EagleRunner.draft_chain
+    draft_in_one_call = EagleRunner.draft_in_one_call
 
-    def counted(runner: EagleRunner, chain: Chain) -> None:
-        draft_chain(runner, chain)
-        calls.append(chain)
+    def counted(runner: EagleRunner, chains: Sequence[Chain]) -> None:
+        draft_in_one_call(runner, chains)
+        calls.extend(chains)
 
-    monkeypatch.setattr(EagleRunner, "draft_chain", counted)
+    monkeypatch.setattr(EagleRunner, "draft_in_one_call", counted)
     reference = TwoStageReference(kind, cluster_rows(rows(), CLUSTERS), BEST)
     engine = make_engine(bigram_decoder())
     made = spec(kind, num_clusters=CLUSTERS, num_best=BEST, num_tokens=4)

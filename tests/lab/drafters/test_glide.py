@@ -61,7 +61,7 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
     notes = list[DraftRow]()
     feed = draft.forward_tokens
     branch = draft.forward_trees
-    grow = draft.draft_chain
+    grow = draft.draft_in_one_call
 
     def note(context: DraftContext[DraftCache], text: list[int], logits: Array) -> None:
         table = context.block_table
@@ -87,17 +87,18 @@ def record_rows(draft: DraftRunner) -> list[DraftRow]:
                 note(context, [*context.state.tokens, tree.tokens[0], *path], row)
         return rows
 
-    def grown(chain: Chain) -> None:
+    def grown(chains: Sequence[Chain]) -> None:
+        (chain,) = chains
         assert chain.context.params.greedy, "with noise the scores are no logits"
         text = list(chain.context.tokens)
-        grow(chain)
+        grow(chains)
         for number, drafted in enumerate(chain.draft_tokens):
             note(chain.context, text + chain.tokens[:number], drafted.scores)
 
     # type: ignore[method-assign]
     draft.forward_tokens = fed
     draft.forward_trees = branched
-    draft.draft_chain = grown
+    draft.draft_in_one_call = grown
     return notes
 
 

@@ -16,7 +16,8 @@ request with a cached prefix, or after a preemption, has all its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -34,7 +35,7 @@ from pronk.drafting.target import Target
 from pronk.models.cost_model import CostModel
 from pronk.models.decoder import forward_weights
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.layer_executor import HeadClusters, draft_chain
+from pronk.models.layer_executor import ChainJob, HeadClusters, draft_chain
 from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftLogits, DraftToken
@@ -119,8 +120,11 @@ class EagleRunner:
 
         The state of each chain's context is the request's :class:`DraftCache`.
         """
-        if len(chains) == 1 and self.supports_draft_chain(chains[0].context):
-            self.draft_chain(chains[0])
+        most = 1 if self._on_device is None else self._on_device.max_chains
+        if len(chains) <= most and all(
+            self.supports_draft_chain(chain.context) for chain in chains
+        ):
+            self.draft_in_one_call(chains)
             return
         most = max([chain.max_tokens for chain in chains], default=0)
         drafts = self.begin({chain: chain.context for chain in chains}, most)
@@ -203,66 +207,76 @@ class EagleRunner:
             draft.logits += islice(scores, count)
 
     def supports_draft_chain(self, context: DraftContext[DraftCache]) -> bool:
-        """Whether :meth:`draft_chain` can be used for a request."""
+        """Whether a request's chain can be drafted in one call."""
         sampler = context.sampler
         is_supported = self._drafts_chains and sampler.library_sampler is not None
         if self._on_device is not None:
             is_supported = self._on_device.supports_draft_chain(sampler)
         return is_supported and len(context.tokens) == context.block_table.length + 1
 
-    def draft_chain(self, chain: Chain) -> None:
-        """Draft all tokens of an empty chain in one call of the kernels or of the device."""
-        context = chain.context
-        if not self.module.reserve_again(context, chain.max_tokens):
+    def draft_in_one_call(self, chains: Sequence[Chain]) -> None:
+        """Draft all tokens of empty chains in one call of the kernels or of the device."""
+        ready = [
+            chain for chain in chains if self.module.reserve_again(chain.context, chain.max_tokens)
+        ]
+        if not ready:
             return
-        draft = HeadDraft(context)
+        for chain in ready:
+            context = chain.context
+            while context.block_table.length - len(context.state.tokens) > CHUNK:
+                self._read_rows(HeadDraft(context), CHUNK)
+        start_time = self.target.clock()
+        with ExitStack() as stack:
+            jobs = list[ChainJob]()
+            for chain in ready:
+                stack.enter_context(chain.context.sampler.after())
+                jobs.append(self._chain_job(chain, start_time))
+            stack.enter_context(uninterrupted())
+            num_passes = self._draft_jobs(ready, jobs)
+            for chain, job in zip(ready, jobs, strict=True):
+                chain.context.state.append(job.entry.tree.tokens)
+        seconds = self.target.clock() - start_time
+        if sum([job.entry.num_rows for job in jobs]) <= _MAX_ROWS * len(jobs):
+            length = sum([chain.context.state.block_table.length for chain in ready])
+            self.cost_model.learn(
+                len(jobs), length, seconds / num_passes, requests=len(jobs), plain=True
+            )
+
+    def _chain_job(self, chain: Chain, start_time: float) -> ChainJob:
+        """Return the job of a chain after the rows of the text that are not cached."""
+        context = chain.context
         cache = context.state
-        clock = self.target.clock
-        while context.block_table.length - len(cache.tokens) > CHUNK:
-            self._read_rows(draft, CHUNK)
-        start_time = clock()
-        start = len(cache.tokens)
-        tokens = list(context.tokens[start + 1 : context.block_table.length + 1])
+        tokens = list(context.tokens[len(cache.tokens) + 1 : context.block_table.length + 1])
         last = range(len(tokens) - 1, len(tokens))
         entry = BatchEntry(cache.block_table, TokenTree.chain(tokens), last)
 
+        if len(tokens) <= _MAX_ROWS:
+            return ChainJob(entry, context.sampler, chain.max_tokens, chain.append_and_go_on)
+
         def append_first(token: DraftToken) -> bool:
             if not chain.draft_tokens:
-                self.cost_model.learn_prompt(len(tokens), clock() - start_time)
+                self.cost_model.learn_prompt(len(tokens), self.target.clock() - start_time)
             return chain.append_and_go_on(token)
 
-        reads_text = len(tokens) > _MAX_ROWS
-        append = append_first if reads_text else chain.append_and_go_on
-        with context.sampler.after(), uninterrupted():
-            num_passes = self._draft_chain(entry, chain, start, append)
-            cache.append(tokens)
-        seconds = clock() - start_time
-        if not reads_text:
-            self.cost_model.learn(1, cache.block_table.length, seconds / num_passes, plain=True)
+        return ChainJob(entry, context.sampler, chain.max_tokens, append_first)
 
-    def _draft_chain(
-        self, entry: BatchEntry, chain: Chain, start: int, on_token: Callable[[DraftToken], bool]
-    ) -> int:
-        """Draft a chain after the rows of ``entry``, the first of which is row ``start``.
-
-        Returns the number of passes of the head.
-        """
-        context = chain.context
+    def _draft_jobs(self, chains: Sequence[Chain], jobs: Sequence[ChainJob]) -> int:
+        """Draft the chains of jobs; return the number of passes of the head."""
         cache = self.target.cache
-        stop = start + entry.num_rows
+        rows = list[tuple[int, int]]()
+        for chain, job in zip(chains, jobs, strict=True):
+            start = len(chain.context.state.tokens)
+            rows.append((start, start + job.entry.num_rows))
+        tables = [chain.context.block_table for chain in chains]
         if self._on_device is not None:
-            slots = cache.slots(context.block_table, start, stop)
-            return self._on_device.draft_chain(
-                entry, (self.feature, slots), context.sampler, chain.max_tokens, on_token
-            )
+            slots = [cache.slots(table, *part) for table, part in zip(tables, rows, strict=True)]
+            return max(self._on_device.draft_chains(jobs, self.feature, slots))
+        (job,) = jobs
         return draft_chain(
             self.module.program(1),
-            ForwardBatch([entry]),
-            cache.read_feature(self.feature, context.block_table, start, stop),
-            context.sampler,
+            cache.read_feature(self.feature, tables[0], *rows[0]),
+            job,
             vocab_size=self._logits_head.out_features,
-            max_tokens=chain.max_tokens,
-            on_token=on_token,
             ids=self.head.draft_ids if self._clusters is None else self._clusters,
         )
 

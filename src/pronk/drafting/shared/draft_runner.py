@@ -12,7 +12,7 @@ If costs are ignored (``budget="all"``), the whole text is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from pronk.base.arrays import Array
@@ -25,6 +25,7 @@ from pronk.drafting.shared.module_runner import CHUNK
 from pronk.drafting.shared.vocabulary.translation import Translation
 from pronk.drafting.target import Target
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.layer_executor import ChainJob
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.draft_token import DraftLogits
 from pronk.sampling.tree import TokenTree
@@ -107,8 +108,10 @@ class DraftRunner:
 
         The state of each chain's context is the request's :class:`DraftCache`.
         """
-        if len(chains) == 1 and self.supports_draft_chain(chains[0].context):
-            self.draft_chain(chains[0])
+        if len(chains) <= self.runner.max_chains and all(
+            self.supports_draft_chain(chain.context) for chain in chains
+        ):
+            self.draft_in_one_call(chains)
         else:
             draft_chains(chains, self._next_logits)
 
@@ -231,24 +234,28 @@ class DraftRunner:
         return [row[0] for row in rows]
 
     def supports_draft_chain(self, context: DraftContext[Any]) -> bool:
-        """Whether :meth:`draft_chain` can be used for a request."""
+        """Whether a request's chain can be drafted in one call of the runner."""
         is_supported = self.runner.supports_draft_chain(context.sampler)
         return is_supported and self.translation.is_identity
 
-    def draft_chain(self, chain: Chain) -> None:
-        """Draft all tokens of an empty chain in one call of the kernels."""
-        context = chain.context
-        cache: DraftCache = context.state
-        (new,) = self.align([context])
-        if new is None:
+    def draft_in_one_call(self, chains: Sequence[Chain]) -> None:
+        """Draft all tokens of empty chains in one call of the kernels or of the device."""
+        pending = self.align([chain.context for chain in chains])
+        ready = [(chain, new) for chain, new in zip(chains, pending, strict=True) if new]
+        if not ready:
             return
-        max_steps = min(chain.max_tokens, 1 + self.num_free_positions(cache) - len(new))
-        entry = self._chain_entry(context, new)
-        with context.sampler.after(), uninterrupted():
-            num_passes = self.runner.draft_chain(
-                entry, context.sampler, max_steps, chain.append_and_go_on
-            )
-            cache.append([*new, *chain.tokens[: num_passes - 1]])
+        with ExitStack() as stack:
+            jobs = list[ChainJob]()
+            for chain, new in ready:
+                context = chain.context
+                stack.enter_context(context.sampler.after())
+                most = min(chain.max_tokens, 1 + self.num_free_positions(context.state) - len(new))
+                entry = self._chain_entry(context, new)
+                jobs.append(ChainJob(entry, context.sampler, most, chain.append_and_go_on))
+            stack.enter_context(uninterrupted())
+            passes = self.runner.draft_chains(jobs)
+            for (chain, new), num_passes in zip(ready, passes, strict=True):
+                chain.context.state.append([*new, *chain.tokens[: num_passes - 1]])
 
     def forward_trees(
         self,
