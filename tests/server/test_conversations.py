@@ -69,7 +69,7 @@ def test_code_of_unknown_languages_is_plain_and_never_markup(visit: Visits) -> N
 
 
 def test_a_conversation_survives_a_reload(visit: Visits) -> None:
-    page = visit(settings={"system": "Be brief."})
+    page = visit(settings={"system": "Be brief."}, own=True)
     bodies = list[dict[str, Any]]()
     page.on(
         "request",
