@@ -12,9 +12,10 @@ from pronk.llm import LLM
 from server.browsing import CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle
 from server.serving import Running, running
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 # axe-core 4.14.1, unchanged (Mozilla Public License 2.0: axe/LICENSE).
 _AXE = Path(__file__).with_name("axe") / "axe.min.js"

@@ -13,9 +13,10 @@ from pronk.llm import LLM
 from server.browsing import CHROMIUM, SharedPage, Visits, answer_with, ask, chunk, end
 from server.serving import Running, running
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 RENDER = """async ([text, growing]) => {
     const { Markdown } = await import("/markdown.js");

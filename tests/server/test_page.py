@@ -27,9 +27,10 @@ from server.browsing import (
 from server.serving import KEY, Running, hold_requests, running
 from waiting import eventually
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ from server.browsing import CHROMIUM, SharedPage, Visits, ask
 from server.serving import running_pool
 from server.test_model_pool import loader_of, make_pool
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 
 def test_the_model_is_chosen_on_the_page(shared_page: SharedPage) -> None:
