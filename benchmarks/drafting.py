@@ -149,7 +149,7 @@ def main() -> None:
         "--step", type=float, default=37.0, help="milliseconds of a plain step to compare with"
     )
     arguments = parser.parse_args()
-    llm = LLM(threads=1)
+    llm = LLM("pronk-tiny", threads=1)
     text = library_text(llm, LENGTHS[-1] + 60 * (STEPS + 2))
     of_step = f"% of {arguments.step:g} ms"
     print(f"| drafter | context | µs per step | steps/s | {of_step} | start, ms | state, MiB |")

@@ -349,6 +349,23 @@ def ctar_text(found: dict[str, list[Answer]], names: dict[str, tuple[object, ...
     return f"{facts}\n\n{markdown(columns, rows)}"
 
 
+def figures_of(found: dict[str, list[Answer]]) -> dict[str, dict[str, Any]]:
+    """Return S by length, S by suite and the draft tokens per pass of each drafter."""
+    by_length = dict[str, list[float]]()
+    by_suite = dict[str, dict[str, float]]()
+    drafted = dict[str, float]()
+    for spec, answers in found.items():
+        by_length[spec] = [per_pass(answers, length) for length in LENGTHS]
+        suites = dict.fromkeys(answer.suite for answer in answers)
+        by_suite[spec] = {
+            suite: per_pass([each for each in answers if each.suite == suite], LENGTHS[-1])
+            for suite in suites
+        }
+        steps = sum(len(answer.tokens) for answer in answers)
+        drafted[spec] = sum(sum(answer.drafted) for answer in answers) / steps
+    return {"S": by_length, "S by suite": by_suite, "draft tokens per pass": drafted}
+
+
 class Part(NamedTuple):
     """A table of the script: its title, the drafters with their names, and the table's text."""
 
@@ -418,11 +435,7 @@ def main() -> None:
             title = f"## {PARTS[name].title}, T = {temperature}"
             tables.append(f"{title}\n\n{PARTS[name].text(found, names)}")
             print(tables[-1], end="\n\n", flush=True)
-            s_by_length = {
-                spec: [per_pass(answers, length) for length in LENGTHS]
-                for spec, answers in found.items()
-            }
-            cells.append({"part": name, "temperature": temperature, "S": s_by_length})
+            cells.append({"part": name, "temperature": temperature} | figures_of(found))
     more = f"; at most {options.tokens} tokens each; every drafter gave plain decoding's tokens"
     write_report(options.out, "Tokens per forward pass", llm, tables, cells, more)
 

@@ -44,6 +44,17 @@ def test_short_work_is_not_announced(updates: Sequence[tuple[float, float]]) -> 
     assert said(updates, 36) == []
 
 
+def test_the_first_part_can_be_larger() -> None:
+    """A benchmark of three methods waits for each of them: the third one is slow."""
+    lines: list[str] = []
+    now = 0.0
+    estimate = TimeEstimate(lines.append, "4 prompts", "--limit 1", lambda: now, first_part=3)
+    for seconds, done in [(0, 0), (1, 1), (2, 2), (60, 3), (61, 4)]:
+        now = seconds
+        estimate.update(done, 12)
+    assert lines == ["about 4 minutes (4 prompts); shorter: --limit 1"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -340,3 +340,21 @@ def test_batches_and_choice_points(
     text, document = run(load, "choice_points", words, tmp_path)
     assert "| weight by the count of terms | 2.500 |" in text
     assert document["results"][0]["other tokens"] >= 0
+
+
+def test_sizes_of_bytes(load: Load, words: list[str], tmp_path: Path) -> None:
+    """The loss of bytes is in bits, and linear heads replace no layer."""
+    _, _, *rest = words  # --size tiny
+    more = ["--sizes", "tiny", "--kind", "linear", "--heads", "1", "2"]
+    command = ["sizes", "--state", str(tmp_path / "state"), "--out", str(tmp_path / "out")]
+    load("multi_token").main([*command, *rest, *more, "--vocab", "260"])
+    text = (tmp_path / "out" / "multi-token-bytes.md").read_text(encoding="utf-8")
+    document = json.loads((tmp_path / "out" / "multi-token-bytes.json").read_text())
+    assert "| loss, bits per byte |" in text
+    plain, ahead = sorted(document["results"], key=lambda result: result["n"])
+    assert (plain["n"], ahead["n"]) == (1, 2)
+    assert ahead["parameters"] > plain["parameters"]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| tiny | ")]
+    assert [row[1] for row in rows] == ["1", "2"]
+    bits = float(rows[0][4].split()[0])
+    assert 4.0 < bits < 8.5, "an untrained model has 8 bits of 260 tokens"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pronk.base.arrays import address_of
 from pronk.checkpoint.rope import RopeConfig, RopeTable
 
 
@@ -21,6 +22,21 @@ def test_entries_do_not_depend_on_how_many_are_computed(head_dim: int, theta: fl
     assert len({tuple(entry.flatten().tolist()) for entry in whole[::500]}) == 40
     for count in (1, 3, 17, 513, 4096, 5001):
         assert np.array_equal(table.compute_entries(range(count), ()), whole[:count])
+
+
+def test_the_address_is_that_of_a_table_with_enough_entries() -> None:
+    """The kernels read the table at this address, also after another caller has let it grow."""
+    table = RopeTable(RopeConfig(8))
+    first = table.address_up_to(5)
+    entries = table.up_to(5)
+    assert first == address_of(entries)
+    assert np.array_equal(entries[4], table.compute_entries([4], ())[0])
+    longer = table.up_to(len(entries) + 1)
+    assert len(longer) > len(entries)
+    assert table.address_up_to(5) == address_of(longer) != first
+    longest = table.address_up_to(len(longer) + 1)
+    assert longest == address_of(table.up_to(1))
+    assert len(table.up_to(1)) > len(longer)
 
 
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -39,6 +39,7 @@ Words = list[str]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Programs of other projects: their options cannot be checked here.
 FOREIGN = {
+    "git",
     "guidellm",
     "transformers",
     "llama_cpp.server",

@@ -58,6 +58,13 @@ def test_few_rows_are_limited_by_memory_and_more_rows_by_arithmetic(
     assert CostCurve(2.0, 0.0, 0.25, context=0.5).at(rows) == pytest.approx(seconds + 1.0)
 
 
+@pytest.mark.parametrize("experts", [0.0, 0.6])
+def test_a_table_has_the_seconds_of_each_number_of_rows(experts: float) -> None:
+    curve = CostCurve(3.0, 0.4, 0.13, context=0.7, experts=experts, overlap=0.2)
+    numbers = (1, 5, 2, 9, 300)
+    assert curve.table(numbers) == [curve.at(rows) for rows in numbers]
+
+
 @pytest.mark.parametrize(
     ("start", "slope"), [(0.0, 0.25), (0.85, 0.15), (0.5, 0.125), (-1.0, 0.125), (0.3, 0.55)]
 )

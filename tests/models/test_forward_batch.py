@@ -68,22 +68,12 @@ def test_slots_follow_the_committed_tokens() -> None:
     assert ForwardBatch(entries).slots(cache).tolist() == want
 
 
-def test_rotations_by_position() -> None:
-    table = RopeTable(RopeConfig(8))
-    entries, by_row = make_batch().rope_entries(table, 1000)
-    assert not by_row
-    assert len(entries) >= 1035
-    assert np.array_equal(entries[5], table.compute_entries([5], ())[0])
-
-
 def test_dynamic_rotations_are_those_of_each_row() -> None:
     """Tokens of a prompt are rotated for the prompt's length, others for the text up to them."""
     table = RopeTable(RopeConfig(8, kind="dynamic", factor=2.0, original=4))
     batch = ForwardBatch([entry._replace(prompt_length=6) for entry in make_batch().entries])
-    entries, by_row = batch.rope_entries(table)
-    assert by_row
+    entries = batch.dynamic_rope_entries(table)
     for row, position in zip(entries, batch.positions.tolist(), strict=True):
         want = table.compute_entries([position], [max(6, position + 1)])
         assert np.array_equal(row, want[0])
-    again, _ = batch.rope_entries(table)
-    assert again is entries
+    assert batch.dynamic_rope_entries(table) is entries

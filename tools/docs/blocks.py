@@ -23,11 +23,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, get_origin
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plots import PLOTS, REAL, REAL_ELSEWHERE, faster_mode, real_rows
+from plots import PEERS, PLOTS, REAL, REAL_ELSEWHERE, faster_mode, real_rows, short_name
 
 from pronk.drafting import REGISTRY
 from pronk.server.protocol.field_table import TABLE, Accepted, Envelope, Refused, Renamed, Treatment
@@ -57,8 +58,14 @@ FIELD_PLACES = {
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+LINE = 120  # characters
 ATTACK = "2026-11-attack"
 EVERY_METHOD = "2026-11-drafters-smollm2-avx512"
+# Results of benchmarks/papers/counts.py, with the arguments after the models.
+COUNTED = {
+    "2026-11-draft-methods-qwen15": "QWEN-1.5B.gguf drafts --draft QWEN-0.5B.gguf",
+    "2026-11-methods-smollm2": "SMOLLM2.gguf ctar --drafter NAME=SPEC",
+}
 _BLOCK = re.compile(
     r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n)"
     r".*?(<!-- end -->)",
@@ -105,7 +112,7 @@ def options(name: str) -> str:
 
 def figures(name: str) -> str:
     """Return the measured figures of a drafter, each table with its command and machine."""
-    return "\n\n".join([*_every_method(name), *_real_models(name)])
+    return "\n\n".join([*_every_method(name), *_counted(name), *_real_models(name)])
 
 
 def _every_method(name: str) -> Iterator[str]:
@@ -141,6 +148,31 @@ def _describe_training(row: dict[str, Any]) -> str:
     return f" The drafter has {size} parameters and was trained on {tokens} tokens ({duration})."
 
 
+def _counted(name: str) -> Iterator[str]:
+    for result, arguments in COUNTED.items():
+        document = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+        for cell in document["cells"]:
+            suites = list[str]()
+            rows = list[list[Any]]()
+            for spec, by_suite in cell["S by suite"].items():
+                if re.match(r"\w*", spec)[0] == name:  # type: ignore[index]
+                    suites = [*by_suite]
+                    figures = [f"{by_suite[suite]:.2f}" for suite in suites]
+                    drafted = f"{cell['draft tokens per pass'][spec]:.1f}"
+                    rows.append([f"`{spec}`", *figures, f"{cell['S'][spec][-1]:.2f}", drafted])
+            if not rows:
+                continue
+            command = f"`python benchmarks/papers/counts.py {arguments} --prompts FILES …`"
+            link = f"([command, all columns](../../benchmarks/results/{result}.md))"
+            yield (
+                "Tokens per forward pass by suite with all draft tokens verified, "
+                f"T = {cell['temperature']:g}: {document['model']}, {document['machine']}, "
+                f"{command} {link}."
+            )
+            names = [suite.replace("_", " ") for suite in suites]
+            yield table(["drafter", *names, "all", "draft tokens per pass"], rows)
+
+
 def _real_models(name: str) -> Iterator[str]:
     for result in (REAL, REAL_ELSEWHERE):
         rows = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
@@ -162,7 +194,9 @@ def _real_models(name: str) -> Iterator[str]:
             cells = list[list[Any]]()
             for key, by_group in found.items():
                 speeds = [by_group.get(group) for group in ("chat", "code", "copy", "all")]
-                cells.append([*key, *("" if each is None else f"{each:.2f}" for each in speeds)])
+                model, temperature = key
+                shown = ["" if each is None else f"{each:.2f}" for each in speeds]
+                cells.append([short_name(model), temperature, *shown])
             yield table(["model", "T", "free text", "code", "copy", "all"], cells)
 
 
@@ -179,15 +213,15 @@ def speedups(name: str) -> str:
     groups = [real_rows(RESULTS, group) for group in ("chat", "code", "copy", "all")]
     warm = real_rows(RESULTS, temperature=0.7)
     head = ["model", "prompts", "× plain: free text", "code", "copy", "all", "all, T = 0.7"]
-    head += ["× llama.cpp", "× OpenVINO"]
+    head += [f"× {engine}" for engine in PEERS.values()]
     lines = []
     for model, rows in models.items():
         cells = [group[model][name].get("speedup_after_first") for group in groups]
-        cells += [warm[model][name].get("speedup_after_first")]
-        peers = [faster_mode(rows, peer) for peer in ("llama_cpp", "openvino")]
+        cells += [warm.get(model, {}).get(name, {}).get("speedup_after_first")]
+        peers = [faster_mode(rows, peer) for peer in PEERS]
         cells += [rows[name]["speed"] / row["speed"] if row["prompts"] else None for row in peers]
         shown = ["–" if cell is None else f"{cell:.2f}" for cell in cells]
-        lines.append([model, rows[name]["prompts"], *shown])
+        lines.append([short_name(model), rows[name]["prompts"], *shown])
     machine = _describe_machine(next(iter(models.values()))[name])
     command = f"`python benchmarks/real.py {' '.join(models)} --out OUT`"
     link = f"([all options, all columns](../benchmarks/results/{REAL}.md))"
@@ -258,6 +292,20 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
     return "\n".join(lines)
 
 
+def wrapped(text: str) -> str:
+    """Return a text whose long lines are wrapped, but for rows of tables."""
+    lines = list[str]()
+    for line in text.splitlines():
+        if len(line) <= LINE or line.startswith("|"):
+            lines.append(line)
+            continue
+        indent = "  " if line.startswith("- ") else ""
+        lines += wrap(
+            line, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
+
 def pages() -> list[Path]:
     """Return the paths of the pages that may have blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -276,7 +324,7 @@ def update(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         begin, kind, name, end = match.groups()
-        return f"{begin}{kinds[kind](name)}\n{end}"
+        return f"{begin}{wrapped(kinds[kind](name))}\n{end}"
 
     return _BLOCK.sub(replace, text)
 

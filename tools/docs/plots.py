@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-__all__ = ["PLOTS", "REAL", "REAL_ELSEWHERE", "real_rows"]
+__all__ = ["PEERS", "PLOTS", "REAL", "REAL_ELSEWHERE", "faster_mode", "real_rows", "short_name"]
 
 # Names of results of benchmarks/real.py.
 REAL = "2026-11-real-avx512"
@@ -59,9 +59,9 @@ def bars(title: str, series: Sequence[str], groups: Sequence[Group], note: str) 
     ticks = [tick / 4 for tick in range(int(largest * 4) + 1)]
     parts = [f'<text class="title" x="12" y="22">{escape(title)}</text>']
     for number, name in enumerate(series):
-        x = LABEL + 100 * number
-        parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
-        parts.append(f'<text class="tick" x="{x + 16}" y="44">{escape(name)}</text>')
+        left = LABEL + 100 * number
+        parts.append(f'<rect x="{left}" y="34" width="11" height="11" fill="{COLOURS[number]}"/>')
+        parts.append(f'<text class="tick" x="{left + 16}" y="44">{escape(name)}</text>')
     for tick in ticks:
         x = LABEL + scale * tick
         kind = "one" if tick == 1 else "grid"
@@ -130,13 +130,16 @@ def real_rows(
     for row in rows:
         if (row["group"], row["temperature"]) == (group, temperature):
             found.setdefault(row["model"], {})[row["method"]] = row
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]["auto"]["speed"]))
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]["auto"].get("speed", 0.0)))
 
 
 def faster_mode(rows: Mapping[str, dict[str, Any]], engine: str) -> dict[str, Any]:
-    """Return the row of the fastest mode of an engine, a key of ``PEERS``."""
+    """Return the row of the fastest mode of an engine, a key of ``PEERS``.
+
+    An engine that was not measured, or cannot read the file, has a row without prompts.
+    """
     modes = [row for method, row in rows.items() if method.startswith(engine)]
-    return max(modes, key=lambda row: row.get("speed", 0.0))
+    return max(modes, key=lambda row: row.get("speed", 0.0), default={"prompts": 0})
 
 
 def engine_of(method: str) -> str | None:
@@ -193,9 +196,8 @@ def real(results: Path) -> str:
             kind = "ours" if name == "pronk" else "value"
             parts.append(f'<text class="{kind}" x="12" y="{y + 13}">{escape(name)}</text>')
             if not row["prompts"]:
-                parts.append(
-                    f'<text class="value" x="{label}" y="{y + 13}">cannot read this file</text>'
-                )
+                why = "cannot read this file" if "error" in row else "not measured"
+                parts.append(f'<text class="value" x="{label}" y="{y + 13}">{why}</text>')
                 continue
             width = scale * row["speed"]
             parts.append(
@@ -215,7 +217,26 @@ def real(results: Path) -> str:
                 if cell
             ]
         top += 10 + step * len(shown) + 24
-    return svg(parts, top - 10)
+    note = note_lines(real_note(results), top)
+    return svg([*parts, *note], top - 4 + NOTE_STEP * len(note))
+
+
+def real_note(results: Path) -> str:
+    """Return processor, threads, date and command of the results, and the engines' versions."""
+    models = real_rows(results)
+    rows = [row for methods in models.values() for row in methods.values()]
+    first = rows[0]
+    engines = dict.fromkeys(row["engine"] for row in rows if row.get("engine"))
+    counts = sorted({methods["auto"]["prompts"] for methods in models.values()})
+    prompts = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    parts = [
+        f"{first['processor']}, {first['threads']} threads",
+        first["date"],
+        f"{prompts} prompts, T = 0",
+        *engines,
+        "benchmarks/real.py",
+    ]
+    return "; ".join(parts)
 
 
 def short_name(model: str) -> str:

@@ -13,13 +13,17 @@ _HOUR = 3600
 class TimeEstimate:
     """Announcement of a command's duration, and of the options that shorten the command.
 
-    The line is printed once, and only for a duration of at least 10 seconds.
+    The line is printed once, after the first part of the work, and only for a duration of at least
+    10 seconds.
 
     Args:
         say: function that prints a line.
         work: noun phrase for all of the work, such as "8 prompts × 2 methods".
         shorter: the options that shorten the command, such as "--limit 1".
         clock: function that returns the time in seconds.
+        first_part: amount of work from which the duration is estimated, in the unit of
+            :meth:`update`. It is more than one where units in turn differ, such as the methods of a
+            benchmark.
     """
 
     def __init__(
@@ -28,11 +32,14 @@ class TimeEstimate:
         work: str,
         shorter: str,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        first_part: float = 1,
     ) -> None:
         self._say = say
         self._work = work
         self._shorter = shorter
         self._clock = clock
+        self._first_part = first_part
         # Amount of work done at the start of the timed part, and the time of the start.
         self._start: tuple[float, float] | None = None
         self._is_done = False
@@ -52,6 +59,8 @@ class TimeEstimate:
             self._start = (done, now)
             return
         first, start_time = self._start
+        if done - first < self._first_part:
+            return
         seconds = (now - start_time) / (done - first) * (total - first)
         self._is_done = True
         if seconds >= _SHORT_SECONDS:

@@ -307,7 +307,7 @@ class PagedCache:
             self.states.reserve(block_table)
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // self.block_size - block_table.num_released
-        stop = self.allocator.num_blocks_for(tokens) - block_table.num_released
+        stop = -(-tokens // self.block_size) - block_table.num_released
         references = self.allocator.references
         for index in range(first, stop):
             block = block_table.blocks[index]
@@ -394,13 +394,18 @@ class PagedCache:
         """
         if self.states is not None:
             self.states.commit(block_table, offsets)
+        if offsets != range(len(offsets)):
+            self._move_rows(block_table, offsets)
+        block_table.length += len(offsets)
+
+    def _move_rows(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
+        """Move the rows that :meth:`commit_slots` moves."""
         moved_to = [index for index, offset in enumerate(offsets) if offset != index]
         if moved_to:
             length = block_table.length
             slots = self.slots(block_table, length, length + max(offsets) + 1)
             moved_from = [offsets[index] for index in moved_to]
             self.move(slots[moved_from], slots[moved_to])
-        block_table.length += len(offsets)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy the content of the slots ``source`` to the slots ``target``.

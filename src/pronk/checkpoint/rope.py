@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from pronk.base.arrays import FLOAT32, Array
+from pronk.base.arrays import FLOAT32, Array, address_of
 from pronk.base.checks import check_number
 from pronk.base.errors import ConfigError, refuse
 from pronk.base.exact_math import cos_sin, log, power
@@ -273,6 +273,7 @@ class RopeTable:
         self.config = config
         self._frequencies = np.empty(0, np.float32) if config is None else _frequencies(config)
         self._table: Array = np.empty((0, 2, 0), np.float32)
+        self._address = address_of(self._table)
         # Whether a token's rotation depends on the text length, not on its position alone.
         self.dynamic = config is not None and config.kind == "dynamic"
 
@@ -281,7 +282,14 @@ class RopeTable:
         if len(self._table) < stop:
             num_entries = max(_INITIAL_POSITIONS, 1 << (stop - 1).bit_length())
             self._table = self.compute_entries(range(num_entries), ())
+            self._address = address_of(self._table)
         return self._table
+
+    def address_up_to(self, stop: int) -> int:
+        """Return the address of the table of :meth:`up_to`, valid until the table grows."""
+        if len(self._table) < stop:
+            self.up_to(stop)
+        return self._address
 
     def compute_entries(self, positions: Sequence[int], spans: Sequence[int]) -> Array:
         """Return entries, float32 ``[positions, 2, dim / 2]``.

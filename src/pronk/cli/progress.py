@@ -38,19 +38,21 @@ def announce(
     work: str,
     shorter: str,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    first_part: float = 1,
 ) -> Status:
     """Return a function that calls ``status`` and prints the expected duration of the work once.
 
     The duration is printed after the first part of the work; parts whose label begins with
-    ``loading`` do not count. ``work``, ``shorter`` and ``clock`` are the arguments of
-    :class:`~pronk.base.estimate.TimeEstimate`.
+    ``loading`` do not count. ``work``, ``shorter``, ``clock`` and ``first_part`` are the arguments
+    of :class:`~pronk.base.estimate.TimeEstimate`.
     """
     from rich.text import Text
 
     def say(line: str) -> None:
         screen.print(Text(line, style="dim"), soft_wrap=True)
 
-    estimate = TimeEstimate(say, work, shorter, clock)
+    estimate = TimeEstimate(say, work, shorter, clock, first_part=first_part)
 
     def update(label: str, done: int, total: int) -> None:
         status(label, done, total)

@@ -180,7 +180,7 @@ class DrafterRates:
         if self.priors is not None:
             return self._rate(kind, depth, self.priors[kind])
         # The counts of a tenth say by how much the confidence of its draft tokens is wrong.
-        tenth = _tenth(kind)
+        tenth = kind // 100
         middle = (tenth + 0.5) / 10
         error = self._rate(tenth, depth, middle) - middle
         return min(max(kind / 1000 + error, 0.001), 0.999)
@@ -210,7 +210,7 @@ class DrafterRates:
             accepted: whether it was accepted.
             share: whether it also counts for all requests (``shared``).
         """
-        counted_kind = kind if self.priors is not None else _tenth(kind)
+        counted_kind = kind if self.priors is not None else kind // 100
         for each in (counted_kind, _ALL):
             self.reached[each] = self.reached.get(each, 0.0) + 1.0
             self.accepted[each] = self.accepted.get(each, 0.0) + accepted
@@ -227,7 +227,9 @@ class DrafterRates:
 
     def _rate(self, kind: int, depth: int, prior: float) -> float:
         """Return the acceptance rate of a kind under which draft tokens are counted."""
-        shared_rate = self._shared_rate(kind, depth, prior)
+        shared_rate = self._shared_rates.get((kind, min(depth, _MAX_DEPTH)))
+        if shared_rate is None:
+            shared_rate = self._shared_rate(kind, depth, prior)
         accepted = self.accepted.get(kind, 0.0) + shared_rate * self.PRIOR_WEIGHT
         reached = self.reached.get(kind, 0.0) + self.PRIOR_WEIGHT
         return accepted / reached
@@ -242,11 +244,6 @@ class DrafterRates:
             rate = self.shared.rate(self.label, kind, depth, self.temperature, prior)
             self._shared_rates[key] = rate
         return rate
-
-
-def _tenth(kind: int) -> int:
-    """Return the tenth of confidence, 0..9, of a kind in thousandths."""
-    return kind // 100
 
 
 @dataclass

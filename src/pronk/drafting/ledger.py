@@ -190,12 +190,13 @@ class Ledger:
             return
         curve = self.costs.curve
         num_plain_rows = step.num_decoding + step.num_prompt_rows
-        expected = curve.at(num_plain_rows + step.num_draft_rows)
+        rows = (num_plain_rows + step.num_draft_rows, num_plain_rows, step.num_decoding)
+        expected, without_drafts, decoding = curve.table(rows)
         if not step.num_prompt_rows:
             # Other processes can prolong a pass, so it counts as at most twice its estimate.
             self.longest = max(self.longest, min(step.seconds, 2.0 * expected))
-        self.spent += expected - curve.at(num_plain_rows)
-        self.saved += step.num_saved * curve.at(step.num_decoding) / step.num_decoding
+        self.spent += expected - without_drafts
+        self.saved += step.num_saved * decoding / step.num_decoding
         for request in requests:
             if not request.acceptance.private:
                 request.regret.seconds += (step.seconds + step.drafting) / step.num_decoding
@@ -272,6 +273,7 @@ class RequestLedger:
         regret: seconds that other choices of drafters would have saved, in hindsight.
         reports: a report on each proposal of this step.
         charged: seconds charged to drafters in this step since :meth:`charge_rest`.
+        proposers: ``id()`` of each drafter that has proposed in this step.
         costs: costs of this step; ``None`` if they are ignored (``budget="all"``).
     """
 
@@ -291,6 +293,7 @@ class RequestLedger:
         self._step = 0
         self._allowance = 0.0
         self._proposals: list[_Proposal] = []
+        self.proposers: set[int] = set()
         self.charged = 0.0
         # Value of ``Ledger.elapsed`` before which no drafter of the request can propose. 0: one may
         # propose in the next step. ``inf``: no drafter has been considered in this step.
@@ -302,6 +305,7 @@ class RequestLedger:
         self.costs = None
         self.reports = []
         self._proposals = []
+        self.proposers = set()
         self.charged = 0.0
 
     def begin_proposals(self, *, everything: bool, has_guide: bool) -> bool:
@@ -317,9 +321,10 @@ class RequestLedger:
             self.set_costs(None, self.ledger.request_allowance)
             return True
         # Without costs, a forward pass without draft tokens has to be measured first.
-        if self.ledger.costs is None or (self.is_quiet() and not has_guide):
+        ledger = self.ledger
+        if ledger.costs is None or (self.is_quiet() and not has_guide):
             return False
-        self.set_costs(self.ledger.costs, self.ledger.request_allowance)
+        self.set_costs(ledger.costs, ledger.request_allowance)
         return True
 
     def set_costs(self, costs: StepCosts | None, allowance: float) -> None:
@@ -332,6 +337,7 @@ class RequestLedger:
         """Forget the proposals of this step, because the step is repeated after an error."""
         self.reports = []
         self._proposals = []
+        self.proposers = set()
 
     def is_quiet(self) -> bool:
         """Whether too little time has elapsed for any drafter of the request to propose again."""
@@ -344,35 +350,40 @@ class RequestLedger:
 
         ``union`` has the draft tokens that other drafters have proposed in this step.
         """
-        max_tokens = context.max_tokens
+        costs = self.costs
+        max_tokens = min(context.max_depth, context.max_nodes)
         if max_tokens < 1:
             return DraftPlan(None)
-        if self.costs is None:
+        if costs is None:
             self._next_proposal = 0.0
             return EVERYTHING
         name = proposer.label
-        record = self.ledger.drafters[name]
+        ledger = self.ledger
+        record = ledger.drafters[name]
         if record.proposer is None or record.proposer() is not proposer:
             record.proposer = ref(proposer)
-        chain = proposer.chain_costs(context, self.costs)
+        chain = proposer.chain_costs(context, costs)
         contribution = 0.0
         rate = 0.0
         missed = 0.0
         if chain is None:
             seconds = record.seconds
-            contribution = self._expected_contribution(name, record)
+            prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
+            contribution = self._contributions[name].mean(prior, self._step)
+            contribution *= record.added / record.expected
         else:
-            _check_chain_costs(proposer, chain)
+            if not isinstance(chain, ChainCosts) or min(chain) < 0.0:
+                raise _wrong_chain_costs(proposer, chain)
             chain = ChainCosts(chain.token, chain.prefill, record.start, chain.max_tokens)
             rate = self.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
             missed = self._missed.get(name, 0.0)
             seconds = chain.prefill + chain.start + chain.token
-        learning_time = self.ledger.learning_time(record, seconds)
-        may_learn = learning_time <= self.ledger.elapsed
+        learning_time = ledger.learning_time(record, seconds)
+        may_learn = learning_time <= ledger.elapsed
         estimate = DrafterEstimate(seconds, contribution, chain, rate, missed, may_learn)
         planned = plan(
             estimate,
-            self.costs,
+            costs,
             self._allowance,
             before=union.best,
             room=union.room,
@@ -386,16 +397,10 @@ class RequestLedger:
             self._missed[name] = missed + planned.saving
             self._next_proposal = 0.0  # the savings missed may justify the prefill in the next step
         else:
-            allowed_time = self.ledger.allowed_time(seconds - self._allowance)
+            allowed_time = ledger.allowed_time(seconds - self._allowance)
             next_time = allowed_time if planned.saving > 0.0 else max(learning_time, allowed_time)
             self._next_proposal = min(self._next_proposal, next_time)
         return planned
-
-    def _expected_contribution(self, name: str, record: DrafterRecord) -> float:
-        """Return the tokens that a drafter is expected to add (``DrafterEstimate``)."""
-        prior = record.contribution.mean(DEFAULT_RATE, record.num_proposals)
-        contribution = self._contributions[name].mean(prior, self._step)
-        return contribution * record.added / record.expected
 
     def add(
         self,
@@ -424,27 +429,34 @@ class RequestLedger:
         assert planned.reason is not None
         name = proposer.label
         record = self.ledger.drafters[name]
-        tree = self.with_gains(name, tree)
+        has_draft_tokens = len(tree.tokens) > 1
+        if has_draft_tokens and (tree.gain is None or tree.origin is None):
+            tree = self.with_gains(name, tree)
         expected = record.seconds
         if planned.chain is not None:
             drafting = max(tree.depths) * planned.chain.token
             # A plug-in drafter may report wrong costs, so its measured seconds count, too.
             expected = max(expected, planned.chain.prefill + planned.chain.start + drafting)
             is_first = record.num_calls <= 1  # the first call includes one-time preparation
-            if tree.num_draft_tokens and not planned.chain.prefill and not is_first:
+            if has_draft_tokens and not planned.chain.prefill and not is_first:
                 record.starts.append(max(0.0, seconds - drafting))
         duration = [0.0] if record.num_calls > 1 else None
         most = 2.0 * expected if expected > 0.0 else inf
         self._proposals.append(_Proposal(proposer, planned.reason, duration, most))
+        self.proposers.add(id(proposer))
         record.num_proposals += 1
         if duration is not None:
             record.durations.append(duration)
         before = union.best
         room = union.room
-        union.add(tree)
-        self.acceptance.propose(name, lead, tree)
+        if has_draft_tokens:
+            union.add(tree)
+            self.acceptance.propose(name, lead, tree)
         after = union.best
         nested = [] if num_reports is None else self.reports[num_reports:]
+        nested_seconds = 0.0
+        if nested:
+            nested_seconds = min(seconds, sum([each.own_seconds for each in nested]))
         has_costs = self.costs is not None
         self.reports.append(
             ProposalReport(
@@ -455,13 +467,13 @@ class RequestLedger:
                 before if has_costs else None,
                 after if has_costs else None,
                 len(nested),
-                min(seconds, sum([each.own_seconds for each in nested])),
+                nested_seconds,
             )
         )
         if not has_costs:
             return
         added = after.tokens - before.tokens
-        added -= (after.seconds - before.seconds) / before.token_seconds
+        added -= (after.seconds - before.seconds) / (before.seconds / before.tokens)
         self._contributions[name].learn(added, room, self._step)
         if not self.acceptance.private:
             record.contribution.learn(added, room, record.num_proposals)
@@ -474,11 +486,12 @@ class RequestLedger:
         """
         if tree.gain is not None and tree.origin is not None:
             return tree
-        if tree.num_draft_tokens:
+        has_draft_tokens = len(tree.tokens) > 1
+        if has_draft_tokens:
             tree = tree.with_origin((name, 0))
         if tree.gain is not None:
             return tree
-        if not tree.num_draft_tokens:
+        if not has_draft_tokens:
             return replace(tree, gain=(1.0,))
         rates = self.acceptance.rates(name, {0: DEFAULT_RATE})
         gain = [1.0]
@@ -487,13 +500,6 @@ class RequestLedger:
             rate = rates.rate(0, tree.depths[node])
             gain.append(parent_gain * rate * tree.acceptable[node])
         return replace(tree, gain=tuple(gain))
-
-    def has_proposed(self, proposer: Proposer[Any]) -> bool:
-        """Return whether a drafter has proposed in this step."""
-        for proposal in self._proposals:  # noqa: SIM110 - a generator takes longer
-            if proposal.proposer is proposer:
-                return True
-        return False
 
     @property
     def needs_logits(self) -> bool:
@@ -556,9 +562,14 @@ class RequestLedger:
         costs = self.costs
         if costs is None or self.acceptance.private or not self.reports:
             return
-        plain = costs.pass_seconds(0)
-        drafting = sum([report.seconds - report.nested_seconds for report in self.reports])
-        rows = costs.pass_seconds(draft_rows) - plain
+        drafting = 0.0
+        longest = draft_rows
+        for report in self.reports:
+            drafting += report.seconds - report.nested_seconds
+            longest = max(longest, len(report.tree.tokens) - 1)
+        pass_seconds = costs.by_count(longest)
+        plain = pass_seconds[0]
+        rows = pass_seconds[draft_rows] - plain
         saved = accepted * plain - rows - drafting
         matched = 0  # largest number of accepted draft tokens in one of the proposals so far
         matched_before = list[int]()  # value of ``matched`` before each report
@@ -569,7 +580,8 @@ class RequestLedger:
                 matched = matched_before[number - report.num_nested]
             matched_before.append(matched)
             net = -report.seconds
-            if report.tree.num_draft_tokens:
+            num_draft_tokens = len(report.tree.tokens) - 1
+            if num_draft_tokens:
                 length = report.tree.num_matched(tokens)
                 record = self.ledger.drafters[report.drafter]
                 assert report.before is not None
@@ -579,16 +591,15 @@ class RequestLedger:
                 record.added += max(0, min(length, accepted) - matched)
                 matched = max(matched, min(length, accepted))
                 saves = length * plain
-                best = max(best, net + saves - (costs.pass_seconds(length) - plain))
-                net += saves - (costs.pass_seconds(report.tree.num_draft_tokens) - plain)
+                best = max(best, net + saves - (pass_seconds[length] - plain))
+                net += saves - (pass_seconds[num_draft_tokens] - plain)
             alone[report.drafter] = alone.get(report.drafter, 0.0) + net
         self.regret.add_step(saved, alone, best)
 
 
-def _check_chain_costs(proposer: Proposer[Any], chain: object) -> None:
-    if not isinstance(chain, ChainCosts) or min(chain) < 0.0:
-        msg = (
-            f"drafter {proposer.name}: expected chain_costs() to return ChainCosts of at least 0 "
-            f"seconds, or None, found {chain!r}"
-        )
-        raise OptionError(msg)
+def _wrong_chain_costs(proposer: Proposer[Any], chain: object) -> OptionError:
+    msg = (
+        f"drafter {proposer.name}: expected chain_costs() to return ChainCosts of at least 0 "
+        f"seconds, or None, found {chain!r}"
+    )
+    return OptionError(msg)

@@ -19,6 +19,7 @@ def propose_planned(
     unions: Sequence[TreeUnion],
     clock: Callable[[], float],
     check: Check | None = None,
+    part: int | None = None,
 ) -> None:
     """Call a drafter for the requests in which it may propose; add its trees to ``unions``.
 
@@ -32,49 +33,66 @@ def propose_planned(
         clock: returns the time in seconds.
         check: returns a proposed tree if it is valid, and raises an error otherwise; then no tree
             is added. ``None``: the caller checks the trees.
+        part: if ``contexts`` belong to a composite drafter, the index of this drafter's state in
+            the composite's. The drafter gets copies of the contexts.
     """
     planned: list[DraftContext[Any]] = []
     own_unions: list[TreeUnion] = []
+    reports_before: list[int] = []
+    charged_before: list[float] = []
     for context, union in zip(contexts, unions, strict=True):
         if not proposer.drafts_for(context.params):
             continue
-        context.plan = context.ledger.plan(proposer, context, union)
-        if context.plan.reason is not None:
-            planned.append(context)
+        own = context
+        if part is not None:
+            own = context.with_state(context.state[part], draws=False)
+        ledger = own.ledger
+        own.plan = ledger.plan(proposer, own, union)
+        if own.plan.reason is not None:
+            planned.append(own)
             own_unions.append(union)
+            reports_before.append(len(ledger.reports))
+            charged_before.append(ledger.charged)
     if not planned:
         return
     planned[0].ledger.ledger.drafters[proposer.label].num_calls += 1
-    reports_before = [len(context.ledger.reports) for context in planned]
-    charged_before = [context.ledger.charged for context in planned]
     began = clock()
+    by_context = _propose(proposer, planned, check)
+    seconds = (clock() - began) / len(planned)
+    for number, own in enumerate(planned):
+        began = clock()
+        ledger = own.ledger
+        # A drafter that has only scored the text proposes nothing.
+        proposed = by_context.get(id(own)) or TokenTree.chain(own.tokens[-1:], gain=[1.0])
+        ledger.add(
+            proposer,
+            own.plan,
+            seconds,
+            proposed,
+            own_unions[number],
+            own.tokens[own.block_table.length + 1 :],
+            num_reports=reports_before[number],
+        )
+        ledger.charge(proposer, seconds + clock() - began, charged_before[number])
+
+
+def _propose(
+    proposer: Proposer[Any], planned: Sequence[DraftContext[Any]], check: Check | None
+) -> dict[int, TokenTree]:
+    """Return the valid trees of a drafter by the ids of their contexts.
+
+    Requests whose text the drafter has only scored are left out.
+    """
     drafting = [
         context
         for context in planned
         if context.plan.reason != "learns" or not proposer.score_history(context)
     ]
-    trees = call_propose(proposer, drafting) if drafting else []
-    by_context = dict(zip(map(id, drafting), trees, strict=True))
-    if check is not None:
-        for context in drafting:
-            by_context[id(context)] = check(context, by_context[id(context)])
-    seconds = (clock() - began) / len(planned)
-    for number, context in enumerate(planned):
-        began = clock()
-        ledger = context.ledger
-        # A drafter that has only scored the text proposes nothing.
-        tree = by_context.get(id(context)) or TokenTree.chain(context.tokens[-1:], gain=[1.0])
-        lead = context.tokens[context.root + 1 :]
-        ledger.add(
-            proposer,
-            context.plan,
-            seconds,
-            tree,
-            own_unions[number],
-            lead,
-            num_reports=reports_before[number],
-        )
-        ledger.charge(proposer, seconds + clock() - began, charged_before[number])
+    trees: dict[int, TokenTree] = {}
+    if drafting:
+        for context, tree in zip(drafting, call_propose(proposer, drafting), strict=True):
+            trees[id(context)] = tree if check is None else check(context, tree)
+    return trees
 
 
 def observe_planned(
@@ -89,7 +107,7 @@ def observe_planned(
     belongs to a composite drafter, ``part`` is the index of this drafter's state in the
     composite's.
     """
-    has_proposed = outcome.ledger.has_proposed(proposer)
+    has_proposed = id(proposer) in outcome.ledger.proposers
     if not has_proposed and not proposer.capabilities.observes_all_steps:
         return
     charged_before = outcome.ledger.charged

@@ -125,7 +125,9 @@ class DraftPlan(NamedTuple):
         """
         if self.costs is None:
             return 0.0
-        return self.costs.curve.row_seconds / self.before.token_seconds
+        curve = self.costs.curve
+        before = self.before
+        return curve.speed * curve.slope / (before.seconds / before.tokens)
 
     def wants(self, gain: float, count: int) -> bool:
         """Return whether verifying a further draft token is expected to save time.
@@ -151,7 +153,8 @@ class DraftPlan(NamedTuple):
         """
         if self.costs is None or chain is None:
             return True
-        if self.reason == "learns" and not gains:
+        # plan() has decided that the chain has a first token
+        if not gains and (self.reason == "learns" or chain is self.chain):
             return True
         length = len(gains)
         if chain.prefill + chain.start + (length + 1) * chain.token > self.allowance:
@@ -159,8 +162,9 @@ class DraftPlan(NamedTuple):
         seconds = self.costs.pass_seconds(length) + length * chain.token
         if length:
             seconds += chain.start
-        now = ExpectedStep(1.0 + sum(gains), seconds)
-        return _best_longer_chain(self.costs, chain, rate, max_tokens, gains).is_faster(now)
+        tokens = 1.0 + sum(gains)
+        best_tokens, best_seconds = _best_longer_chain(self.costs, chain, rate, max_tokens, gains)
+        return best_tokens * seconds > tokens * best_seconds  # more tokens per second
 
     def another_pass_pays(
         self, gains: Sequence[float], more: Sequence[float], chain: ChainCosts | None, passes: int
@@ -212,17 +216,18 @@ def plan(
         num_left: largest number of tokens until the end of the text.
     """
     chain = drafter.chain
+    token_seconds = before.seconds / before.tokens
     if chain is None:
         seconds = drafter.seconds
-        saving = room * drafter.contribution * before.token_seconds - seconds
+        saving = room * drafter.contribution * token_seconds - seconds
         pays = saving > 0.0
     else:
         seconds = chain.prefill + chain.start + chain.token
         max_tokens = min(max_tokens, chain.max_tokens)
-        best = _best_longer_chain(costs, chain, drafter.rate, max_tokens)
-        saving = best.tokens * before.token_seconds - best.seconds
+        best_tokens, best_seconds = _best_longer_chain(costs, chain, drafter.rate, max_tokens)
+        saving = best_tokens * token_seconds - best_seconds
         # seconds that the chain could save until the text ends
-        most = saving * num_left / best.tokens
+        most = saving * num_left / best_tokens
         pays = saving > 0.0 and chain.prefill <= min(drafter.missed + saving, most)
     reason: Reason | None = None
     if seconds <= allowance:
@@ -239,12 +244,14 @@ def _best_longer_chain(
     rate: float,
     max_tokens: int,
     gains: Sequence[float] = (),
-) -> ExpectedStep:
-    """Return the fastest step whose chain has more tokens than ``gains``, at most ``max_tokens``.
+) -> tuple[float, float]:
+    """Return tokens and seconds of the fastest step whose chain has more tokens than ``gains``.
 
-    Its seconds include those of drafting, apart from the prefill of the draft model.
+    The chain has at most ``max_tokens`` tokens. The seconds include those of drafting, apart from
+    the prefill of the draft model.
     ``gains`` are those of the chain so far; each further token is accepted at the rate ``rate``.
     """
+    by_count = costs.by_count(len(gains) + 1)
     tokens = 1.0 + sum(gains)
     gain = gains[-1] if gains else 1.0
     best_tokens = 0.0
@@ -252,7 +259,9 @@ def _best_longer_chain(
     for length in range(len(gains) + 1, max_tokens + 1):
         gain *= rate
         tokens += gain
-        seconds = costs.pass_seconds(length) + chain.start + length * chain.token
+        if length == len(by_count):
+            by_count = costs.by_count(length)
+        seconds = by_count[length] + chain.start + length * chain.token
         if tokens * best_seconds > best_tokens * seconds:  # more tokens per second
             best_tokens = tokens
             best_seconds = seconds
@@ -262,7 +271,7 @@ def _best_longer_chain(
         limit = tokens + gain * rate / (1.0 - rate)
         if limit * best_seconds <= best_tokens * seconds:
             break
-    return ExpectedStep(best_tokens, best_seconds)
+    return best_tokens, best_seconds
 
 
 def stays_whole(tree: TokenTree, *, rejects: bool, bypass_budget: bool) -> bool:
@@ -345,19 +354,23 @@ def _best_count(
     them, ``num_others`` draft tokens are verified in any case. Draft rows lengthen the forward pass
     by at most ``allowance`` seconds.
     """
-    curve = costs.curve
+    # Seconds of a pass without draft tokens, without and with the prompts; then of passes with 0,
+    # 1, 2, … of the sorted draft tokens.
     plain_rows = costs.num_requests + prompt_rows
-    longest = curve.at(plain_rows) + allowance
+    first = plain_rows + num_others
+    rows = [costs.num_requests, plain_rows, *range(first, first + len(gains) + 1)]
+    without_prompts, plain, *by_count = costs.curve.table(rows)
+    longest = plain + allowance
     # The seconds of reading prompts in the same pass are not a cost of the decoding requests, so
     # they are subtracted. The seconds of drafting are added.
-    shift = curve.at(costs.num_requests) - curve.at(plain_rows) + drafting
+    shift = without_prompts - plain + drafting
     tokens = float(costs.num_requests)
     best_tokens = tokens
-    best_seconds = curve.at(plain_rows + num_others) + shift
+    best_seconds = by_count[0] + shift
     best_count = 0
     for count, gain in enumerate(gains, 1):
         tokens += gain
-        pass_seconds = curve.at(plain_rows + num_others + count)
+        pass_seconds = by_count[count]
         if pass_seconds > longest:
             break
         seconds = pass_seconds + shift

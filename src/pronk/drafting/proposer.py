@@ -324,7 +324,7 @@ class Proposer(Drafter, Generic[State]):
         """Name in ``TokenTree.origin`` and in the statistics; different for each draft model."""
         return self.name if self.model_name is None else f"{self.name} {Path(self.model_name).name}"
 
-    @property
+    @cached_property
     def chain_label(self) -> str:
         """Name in the acceptance statistics for draft tokens that are drafted as a chain."""
         return self.label

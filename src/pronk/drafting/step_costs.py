@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import truediv
 from typing import NamedTuple
 
 from pronk.models.cost_model import CostCurve
+
+# Number of further draft tokens for which the seconds of a pass are computed at once.
+_MORE_TOKENS = 8
 
 
 class ExpectedStep(NamedTuple):
@@ -43,18 +48,25 @@ class StepCosts:
     curve: CostCurve
     num_requests: int = 1
     # results of ``pass_seconds`` for 0, 1, 2, … draft tokens, as far as they were needed
-    _pass_seconds: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+    _by_count: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def by_count(self, most: int) -> Sequence[float]:
+        """Return :meth:`pass_seconds` of 0, 1, 2, … draft tokens, up to ``most`` at least."""
+        known = self._by_count
+        if len(known) <= most:
+            requests = self.num_requests
+            first = requests * (1 + len(known))
+            stop = requests * (1 + most + _MORE_TOKENS)
+            seconds = self.curve.table(range(first, stop, requests))
+            known.extend(map(truediv, seconds, repeat(requests)))
+        return known
 
     def pass_seconds(self, num_draft_tokens: int) -> float:
         """Return one request's part, in seconds, of a forward pass that verifies its draft tokens.
 
         The other requests are assumed to have ``num_draft_tokens`` draft tokens as well.
         """
-        known = self._pass_seconds
-        while len(known) <= num_draft_tokens:
-            rows = self.num_requests * (1 + len(known))
-            known.append(self.curve.at(rows) / self.num_requests)
-        return known[num_draft_tokens]
+        return self.by_count(num_draft_tokens)[num_draft_tokens]
 
     def plain(self) -> ExpectedStep:
         """Return the expected step without draft tokens: one token."""
@@ -66,12 +78,14 @@ class StepCosts:
         ``gains`` are the draft tokens' probabilities of acceptance. The result may have no draft
         token.
         """
+        ranked = sorted(gains, reverse=True)
+        by_count = self.by_count(len(ranked))
         tokens = 1.0
         best_tokens = tokens
-        best_seconds = self.pass_seconds(0)
-        for count, gain in enumerate(sorted(gains, reverse=True), 1):
+        best_seconds = by_count[0]
+        for count, gain in enumerate(ranked, 1):
             tokens += gain
-            seconds = self.pass_seconds(count)
+            seconds = by_count[count]
             if tokens * best_seconds > best_tokens * seconds:  # more tokens per second
                 best_tokens = tokens
                 best_seconds = seconds

@@ -31,34 +31,26 @@ class TreeUnion:
 
     def add(self, tree: TokenTree) -> None:
         """Add a tree, whose draft tokens have gains and origins."""
-        if not tree.num_draft_tokens:
+        if len(tree.tokens) == 1:
             return
+        gains: Sequence[float]
         if self._tree is None and self._trie is None:
             self._tree = tree
+            gains = tree.gain or ()
+            room = 1.0
+            if gains:
+                first = sum([gains[node] for node in tree.children(0).values()])
+                room = max(0.0, 1.0 - first)
         else:
-            self._merge(tree.tokens[0]).merge(tree)
+            trie = self._merge(tree.tokens[0])
+            trie.merge(tree)
             if tree.verify is not None:
                 self._unacceptable.append(tree)
+            gains = trie.gains
+            room = trie.probability_wrong(0)
         if self._costs is not None:
-            self.best = self._costs.best(self._gains())
-            self.room = self._probability_wrong()
-
-    def _gains(self) -> Sequence[float]:
-        """Return the gains of the draft tokens, without the root."""
-        if self._trie is not None:
-            return self._trie.gains[1:]
-        if self._tree is None or self._tree.gain is None:
-            return ()
-        return self._tree.gain[1:]
-
-    def _probability_wrong(self) -> float:
-        """Return the probability that no draft token for the next position is right, 0..1."""
-        if self._trie is not None:
-            return self._trie.probability_wrong(0)
-        tree = self._tree
-        if tree is None or tree.gain is None:
-            return 1.0
-        return max(0.0, 1.0 - sum([tree.gain[node] for node in tree.children(0).values()]))
+            self.best = self._costs.best(gains[1:])
+            self.room = room
 
     def tree(self, root: int, max_nodes: int) -> TokenTree:
         """Return the union, cut to the ``max_nodes`` draft tokens of largest gain.
@@ -66,7 +58,7 @@ class TreeUnion:
         Nodes that are computed but never accepted (lookahead's window) are kept. ``root`` is the
         last token of the text.
         """
-        if self._tree is not None and self._tree.num_draft_tokens <= max_nodes:
+        if self._tree is not None and len(self._tree.tokens) <= 1 + max_nodes:
             return self._tree
         if self._tree is None and self._trie is None:
             return TokenTree.chain([root])

@@ -9,7 +9,6 @@ device the last bit may differ; see :attr:`Engine.exact`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from traceback import clear_frames
 from typing import Any, Literal
 
@@ -108,10 +107,15 @@ class Engine:
         :attr:`~pronk.engine.request.RequestResult.error` and ends it. An exception raised here
         concerns all requests. Raises ``PronkError`` if called during a step.
         """
-        with self._exclusive():
-            # This is a separate method because failed requests are removed after it:
-            # ``_clear_frames`` can clear the local variables only of a method that has returned.
-            self._step()
+        with self.lock, uninterrupted():
+            self._begin_exclusive()
+            try:
+                # This is a separate method because failed requests are removed after it:
+                # ``_clear_frames`` can clear the local variables only of a method that has
+                # returned.
+                self._step()
+            finally:
+                self._end_exclusive()
 
     def tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None = None
@@ -134,8 +138,12 @@ class Engine:
                     )
                     raise CacheFullError(msg)
                 self.step()
-            with self._exclusive():
-                return self._tree_logits(prompt, trees, adapter)
+            with uninterrupted():
+                self._begin_exclusive()
+                try:
+                    return self._tree_logits(prompt, trees, adapter)
+                finally:
+                    self._end_exclusive()
 
     @property
     def max_tree_nodes(self) -> int:
@@ -199,26 +207,23 @@ class Engine:
                 for request in requests:
                     self.abort(request)
 
-    @contextmanager
-    def _exclusive(self) -> Generator[None]:
-        """Lock the engine for a step, and remove ended requests after it.
+    def _begin_exclusive(self) -> None:
+        """Begin a step of the locked engine.
 
         Raises ``PronkError`` if a step is running in this thread, which a drafter or logits
         processor may have called.
         """
-        with self.lock, uninterrupted():
-            if self._stepping:
-                msg = (
-                    "step() is not re-entrant; use a separate LLM inside a drafter or logits "
-                    "processor"
-                )
-                raise PronkError(msg)
-            try:
-                self._stepping = True
-                yield
-            finally:
-                self._stepping = False
-                self._remove_finished()
+        if self._stepping:
+            msg = (
+                "step() is not re-entrant; use a separate LLM inside a drafter or logits processor"
+            )
+            raise PronkError(msg)
+        self._stepping = True
+
+    def _end_exclusive(self) -> None:
+        """End a step, and remove ended requests."""
+        self._stepping = False
+        self._remove_finished()
 
     def _tree_logits(
         self, prompt: Sequence[int], trees: Sequence[TokenTree], adapter: Adapter | None
@@ -262,7 +267,9 @@ class Engine:
         drafts = self.speculator.propose(scheduled)
         steps = [plan_step(each, drafts.get(each.request)) for each in scheduled]
         batch = ForwardBatch([step.entry for step in steps])
-        layers = frozenset(layer for step in steps for layer in step.request.hidden_layers)
+        layers: frozenset[int] = frozenset()
+        for step in steps:
+            layers = layers.union(step.request.hidden_layers)
         with interruptible():
             result = self.runner.forward(batch, layers)
         for step in steps:

@@ -75,9 +75,9 @@ class FairShare:
 
     def end_pass(self, now: float) -> None:
         """Record that the current forward pass ended at the time ``now``."""
-        self._last_passes |= {
-            tenant: now for tenant in self._in_pass if tenant in self._last_passes
-        }
+        for tenant in self._in_pass:
+            if tenant in self._last_passes:
+                self._last_passes[tenant] = now
         self._in_pass = ()
 
     def waiting_since(self, time: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from typing import Any, Literal, NamedTuple
 
@@ -79,19 +80,27 @@ class Queueing:
 
 @dataclass
 class Speculation:
-    """A request's drafter, with its state and the measurements of its draft tokens."""
+    """A request's drafter, with its state and the measurements of its draft tokens.
 
-    proposer: Proposer[Any] | None  # ``None`` after the proposer has raised an exception
+    Attributes:
+        capabilities: those of the proposer; the defaults without one.
+    """
+
+    proposer: Proposer[Any] | None  # ``None`` after :meth:`drop_proposer`
+    capabilities: Capabilities = field(init=False)
     state: Any = None  # the proposer's state; set if ``started``
     started: bool = False  # whether ``Proposer.start`` has been called
     ledger: RequestLedger = field(default_factory=RequestLedger)
     # record of each decision, for ``pronk explain``; else ``None``
     trace: DecisionTrace | None = None
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the proposer; the defaults without one."""
-        return Capabilities() if self.proposer is None else self.proposer.capabilities
+    def __post_init__(self) -> None:
+        self.capabilities = Capabilities() if self.proposer is None else self.proposer.capabilities
+
+    def drop_proposer(self) -> None:
+        """Go on without the proposer, which has raised an exception."""
+        self.proposer = None
+        self.capabilities = Capabilities()
 
 
 @dataclass
@@ -199,11 +208,12 @@ class Request:
     def __post_init__(self) -> None:
         self.stats.prompt_tokens = len(self.prompt)
 
-    @property
+    @cached_property
     def cache_salt(self) -> bytes:
         """Salt of the keys of prefix caches: only requests with equal salts share cached blocks.
 
-        It depends on ``salt`` and the adapter (:func:`~pronk.models.adapters.cache_salt`).
+        It depends on ``salt`` and the adapter (:func:`~pronk.models.adapters.cache_salt`), which
+        do not change after the request is added to an engine.
         """
         return cache_salt(self.adapter, self.salt)
 
@@ -220,10 +230,11 @@ class Request:
     @property
     def needs_logits(self) -> bool:
         """Whether the drafter needs the target's logits of this step."""
-        capabilities = self.speculation.capabilities
-        return (
-            capabilities.logits and capabilities.observes_all_steps
-        ) or self.speculation.ledger.needs_logits
+        speculation = self.speculation
+        capabilities = speculation.capabilities
+        if capabilities.logits and capabilities.observes_all_steps:
+            return True
+        return bool(speculation.ledger.proposers) and speculation.ledger.needs_logits
 
     @property
     def needs_draft_slots(self) -> bool:
@@ -233,7 +244,9 @@ class Request:
         token and the bonus token.
         """
         proposer = self.speculation.proposer
-        return proposer is not None and proposer.capabilities.proposes and self.num_remaining > 1
+        if proposer is None or not proposer.capabilities.proposes:
+            return False
+        return self.num_remaining > 1
 
     @property
     def ended(self) -> bool:
@@ -329,7 +342,7 @@ class Request:
             result.finish("stop", token)
         elif self.num_remaining <= 0:
             result.finish("length")
-        if stop is None and self._repeats_call(text, token):
+        if result.calls is not None and stop is None and self._repeats_call(text, token):
             result.finish("stop")
         if result.finish_reason and stop is None:
             rest, stop = result.detokenizer.flush()

@@ -7,6 +7,7 @@ of earlier prompt tokens precede the row of the root.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import ne
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from pronk.models.forward_batch import BatchEntry
 from pronk.models.model_runner import ForwardResult
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.log_probs import token_logprobs
+from pronk.sampling.logits_processors import GuideProcessor
 from pronk.sampling.sampler import NotFiniteError, Sampler
 from pronk.sampling.stateless import Logits
 from pronk.sampling.tree import TokenTree
@@ -40,11 +42,13 @@ class RequestStep(NamedTuple):
     # pending tokens.
     entry: BatchEntry
     request: Request
+    # whether the forward pass includes the last pending token, the root of the draft
+    includes_root: bool
 
     @property
     def root_row(self) -> int:
         """Index of the row of the draft's root; rows of earlier pending tokens come before."""
-        return len(self.entry.tree) - len(self.draft)
+        return len(self.entry.tree.tokens) - len(self.draft.tokens)
 
     def source(self, node: int) -> str:
         """Return the name of the drafter that proposed a node of the draft."""
@@ -65,23 +69,26 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
     block_table = request.block_table
     pending = request.tokens[block_table.length : block_table.length + scheduled.num_tokens]
     tree = TokenTree.chain(pending) if draft is None else draft
+    num_rows = len(tree.tokens)
     if draft is None:
-        draft = tree if len(tree) == 1 else TokenTree.chain(pending[-1:])
-    samples = scheduled.includes_last_token and request.pooler is None
-    first = len(tree) - len(draft) if samples else len(tree)
-    if request.computes_prompt_logprobs:
+        draft = tree if num_rows == 1 else TokenTree.chain(pending[-1:])
+    includes_root = scheduled.includes_last_token
+    samples = includes_root and request.pooler is None
+    first = num_rows - len(draft.tokens) if samples else num_rows
+    has_prompt_logprobs = request.computes_prompt_logprobs
+    if has_prompt_logprobs:
         first = 0
-    all_logits = request.computes_prompt_logprobs or request.params.rejects or request.needs_logits
+    all_logits = has_prompt_logprobs or request.params.rejects or request.needs_logits
     entry = BatchEntry(
         block_table,
         tree,
-        range(first, len(tree)),
+        range(first, num_rows),
         len(request.prompt),
         num_final=block_table.length + scheduled.num_tokens,
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
     )
-    return RequestStep(scheduled, draft, entry, request)
+    return RequestStep(scheduled, draft, entry, request, includes_root)
 
 
 def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) -> VerifiedPath:
@@ -105,7 +112,8 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     # are checked here.
     if step.request.params.rejects:
         _check_finite(logits[:])
-    sampler.recover()  # an interrupted step may have left the sampler beyond the text's end
+    if sampler.context.tentative:
+        sampler.recover()  # an interrupted step has left the sampler beyond the text's end
     path = verify_in_library(sampler, step.draft, logits)
     return path or verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
 
@@ -122,14 +130,9 @@ def verify_in_library(sampler: Sampler, tree: TokenTree, logits: Logits) -> Veri
     path = sampler.library_sampler.verify(tree, logits, len(sampler.context))
     if path is None:
         raise NotFiniteError
-    _advance(sampler, path)
-    return path
-
-
-def _advance(sampler: Sampler, path: VerifiedPath) -> None:
-    """Advance a sampler past the tokens of a verified path."""
     for token in path.tokens:
         sampler.advance(token)
+    return path
 
 
 def _check_finite(logits: Array) -> None:
@@ -156,10 +159,11 @@ class OutputProcessor:
             self._commit_slots(request, range(step.scheduled.num_tokens))
             return None
         logits = result.logits[index]
-        includes_root = step.scheduled.includes_last_token
-        num_prompt_rows = len(logits) - (len(step.draft) if includes_root else 0)
+        includes_root = step.includes_root
+        num_prompt_rows = len(logits) - (len(step.draft.tokens) if includes_root else 0)
         prompt_logits = logits[:num_prompt_rows]
-        _check_finite(prompt_logits)
+        if num_prompt_rows:
+            _check_finite(prompt_logits)
         if not includes_root:
             self._append_prompt_logprobs(request, prompt_logits)
             self._commit_slots(request, range(step.scheduled.num_tokens))
@@ -171,12 +175,13 @@ class OutputProcessor:
             path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
         else:
             request.sampler.recover()
-            _advance(request.sampler, path)
-        self._append_prompt_logprobs(request, prompt_logits)
-        hidden = {
-            layer: result.hidden[layer][index][step.root_row :]
-            for layer in request.speculation.capabilities.hidden
-        }
+            for token in path.tokens:
+                request.sampler.advance(token)
+        if request.params.prompt_logprobs is not None:
+            self._append_prompt_logprobs(request, prompt_logits)
+        hidden: dict[int, Array] = {}
+        for layer in request.speculation.capabilities.hidden:
+            hidden[layer] = result.hidden[layer][index][step.root_row :]
         return self._commit(step, path, logits, hidden)
 
     def _commit(
@@ -189,7 +194,9 @@ class OutputProcessor:
         request = step.request
         position = request.block_table.length + step.root_row
         committed = self._commit_tokens(step, logits, path)
-        forced = self._append_forced_tokens(request)
+        forced: tuple[int, ...] = ()
+        if request.sampler.guide is not None:
+            forced = self._append_forced_tokens(request, request.sampler.guide)
         # With draft tokens, only the root is pending, so row n of the forward pass is node n of the
         # draft. Commit the rows of the root and of the committed tokens, except the last token: it
         # is pending and gets its row in the next step.
@@ -224,7 +231,10 @@ class OutputProcessor:
                 rows, path.tokens, params.logprobs, params.logprob_token_ids
             )
         before = len(request.tokens)
-        sources = [*(step.source(node) for node in path.path), None]
+        sources: list[str | None] = []
+        if path.path:
+            sources += [step.source(node) for node in path.path]
+        sources.append(None)
         try:
             for token, source, logprobs in zip(path.tokens, sources, all_logprobs, strict=True):
                 if not request.append(token, source=source, logprobs=logprobs):
@@ -233,11 +243,10 @@ class OutputProcessor:
             request.sampler.commit_tokens(len(request.tokens) - before)
         return path.tokens[: len(request.tokens) - before]
 
-    def _append_forced_tokens(self, request: Request) -> tuple[int, ...]:
+    def _append_forced_tokens(self, request: Request, guide: GuideProcessor) -> tuple[int, ...]:
         """Append and return the tokens that the guide forces under ``guide_mode="jump"``."""
-        guide = request.sampler.guide
         before = len(request.tokens)
-        if guide is None or request.params.guide_mode != "jump" or request.ended:
+        if request.params.guide_mode != "jump" or request.ended:
             return ()
         try:
             for token in guide.forced():
@@ -261,7 +270,10 @@ class OutputProcessor:
         ones. The other new rows are dropped.
         """
         if isinstance(offsets, list):
-            request.stats.moved += sum(offset != index for index, offset in enumerate(offsets))
+            num_moved = sum(map(ne, offsets, range(len(offsets))))
+            request.stats.moved += num_moved
+            if not num_moved:
+                offsets = range(len(offsets))
         self.cache.commit_slots(request.block_table, offsets)
         self.cache.cache_blocks(request.block_table, request.tokens, request.cache_salt)
         self.cache.release_outside_window(request.block_table)
@@ -286,12 +298,18 @@ class OutputProcessor:
     def _record_stats(self, step: RequestStep, path: VerifiedPath, num_tokens: int) -> None:
         stats = step.request.stats
         draft = step.draft
-        draft_tokens = [node for node in range(1, len(draft)) if draft.acceptable[node]]
+        draft_tokens: Sequence[int] = range(1, len(draft.tokens))
+        if draft.verify is not None:
+            acceptable = draft.acceptable
+            draft_tokens = [node for node in draft_tokens if acceptable[node]]
+        depth = 0
+        if draft_tokens:
+            depth = max(map(draft.depths.__getitem__, draft_tokens))
         stats.steps.append(
             StepStats(
-                rows=len(step.entry.tree),
+                rows=len(step.entry.tree.tokens),
                 drafted=len(draft_tokens),
-                depth=max([draft.depths[node] for node in draft_tokens], default=0),
+                depth=depth,
                 accepted=len(path.path),
                 tokens=num_tokens,
                 draft_clock=stats.draft_seconds,

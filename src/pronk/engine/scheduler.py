@@ -134,10 +134,12 @@ class Scheduler:
             self.disk_reads.read_parts()
         tokens_by_request = self._allocate_tokens(first)
         self.fair_share.begin_pass({request.tenant for request in tokens_by_request})
-        decoding = [request for request in tokens_by_request if request.num_pending == 1]
-        draft_slots = self._reserve_draft_slots(
-            [request for request in decoding if request.needs_draft_slots]
-        )
+        drafting = [
+            request
+            for request in tokens_by_request
+            if request.num_pending == 1 and request.needs_draft_slots
+        ]
+        draft_slots = self._reserve_draft_slots(drafting) if drafting else {}
         return [
             ScheduledRequest(request, num_tokens, draft_slots.get(request, 0))
             for request, num_tokens in tokens_by_request.items()
@@ -177,9 +179,10 @@ class Scheduler:
 
     def _charge_tenant(self, request: Request) -> None:
         """Add newly generated tokens of a request to its tenant's counter of served tokens."""
-        generated = request.num_generated - request.queueing.num_charged
+        num_generated = request.num_generated
+        generated = num_generated - request.queueing.num_charged
         self.fair_share.serve(request.tenant, generated=generated)
-        request.queueing.num_charged = request.num_generated
+        request.queueing.num_charged = num_generated
 
     def _give_turns(self, now: float) -> list[Request]:
         """Give a turn to one request of each tenant that has waited for ``max_wait`` seconds.
@@ -434,7 +437,11 @@ class Scheduler:
         ready = [
             each for each in self.running if not each.ended and not self.disk_reads.is_reading(each)
         ]
-        prompt_tokens = self._share_prompt_tokens(ready, first)
+        prompt_tokens: dict[Request, int] = {}
+        for request in ready:
+            if request.num_pending > 1:
+                prompt_tokens = self._share_prompt_tokens(ready, first)
+                break
         in_order = ready
         if first:
             in_order = [each for each in first if each in ready]
@@ -458,8 +465,6 @@ class Scheduler:
         shares = dict[Request, int]()
         in_order = [*first, *[each for each in ready if each not in first]] if first else ready
         prompts = [each for each in in_order if each.num_pending > 1]
-        if not prompts:
-            return shares
         num_decoding = sum(request.num_pending == 1 for request in self.running)
         left = max(self.prefill_chunk - num_decoding, self.prefill_chunk // 2)
         for _, level in groupby(prompts, key=lambda each: inf if each in first else each.priority):

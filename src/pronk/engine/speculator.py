@@ -69,10 +69,13 @@ class Speculator:
                 except Exception as error:  # noqa: BLE001 - proposers are user code
                     self._give_up(request, error)
         self.seconds = 0.0
-        num_tokens = [scheduled.num_tokens for scheduled in batch]
-        self.num_decoding = num_tokens.count(1)
-        self.num_prompt_rows = sum(num_tokens) - self.num_decoding
+        self.num_decoding = 0
+        self.num_prompt_rows = 0
         for scheduled in batch:
+            if scheduled.num_tokens == 1:
+                self.num_decoding += 1
+            else:
+                self.num_prompt_rows += scheduled.num_tokens
             request = scheduled.request
             request.speculation.ledger.begin()
             if request.speculation.started or request.speculation.proposer is None:
@@ -97,24 +100,23 @@ class Speculator:
     def propose(self, batch: Sequence[ScheduledRequest]) -> dict[Request, TokenTree]:
         """Return the token trees to verify, only for requests that have draft tokens."""
         drafts: dict[Request, TokenTree] = {}
-        draft_slots = {
-            scheduled.request: scheduled.num_draft_slots
-            for scheduled in batch
-            if scheduled.num_draft_slots
-        }
-        self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
+        draft_slots: dict[Request, int] = {}
+        for scheduled in batch:
+            if scheduled.num_draft_slots:
+                draft_slots[scheduled.request] = scheduled.num_draft_slots
         if not draft_slots:
+            self.ledger.begin_step(None, 0)
             return drafts
+        self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
         began = self.seconds
         for proposer, group in _group_by_proposer(draft_slots):
             everything = not self.budget or proposer.capabilities.bypass_budget
-            requests = [
-                request
-                for request in group
-                if request.speculation.ledger.begin_proposals(
-                    everything=everything, has_guide=request.params.guide is not None
-                )
-            ]
+            requests: list[Request] = []
+            for request in group:
+                has_guide = request.params.guide is not None
+                ledger = request.speculation.ledger
+                if ledger.begin_proposals(everything=everything, has_guide=has_guide):
+                    requests.append(request)
             if requests:
                 drafts.update(self._call(proposer, requests, draft_slots))
         return self._select(drafts, self.seconds - began)
@@ -136,7 +138,9 @@ class Speculator:
         """
         self._observe(outcomes)
         seconds = self.runner.clock() - began - self.seconds
-        num_draft_rows = sum([step.draft.num_draft_tokens for step in steps])
+        num_draft_rows = 0
+        for step in steps:
+            num_draft_rows += len(step.draft.tokens) - 1
         self._record_step(steps, outcomes, seconds, num_draft_rows)
         self.runner.record_duration(
             batch, seconds, plain=not num_draft_rows, experts_read=experts_read
@@ -162,7 +166,9 @@ class Speculator:
         """Return the costs of a step; ``None`` without a budget, or if they are not known."""
         if not self.budget:
             return None
-        context = sum([scheduled.request.block_table.length for scheduled in batch])
+        context = 0
+        for scheduled in batch:
+            context += scheduled.request.block_table.length
         curve = self.runner.cost_model.costs(context, len(batch))
         return None if curve is None else StepCosts(curve, max(1, self.num_decoding))
 
@@ -177,16 +183,24 @@ class Speculator:
 
         ``seconds`` is the duration of the step without the time of drafters.
         """
+        has_drafters = False
+        for step in steps:
+            has_drafters = has_drafters or step.request.needs_draft_slots
+        num_saved = 0
+        ledgers: list[RequestLedger] = []
+        for request, outcome in outcomes.items():
+            num_saved += outcome.num_saved
+            ledgers.append(request.speculation.ledger)
         finished = FinishedStep(
             seconds,
             self.seconds,
             self.num_decoding,
             self.num_prompt_rows,
             num_draft_rows,
-            num_saved=sum([outcome.num_saved for outcome in outcomes.values()]),
-            has_drafters=any(step.request.needs_draft_slots for step in steps),
+            num_saved,
+            has_drafters,
         )
-        self.ledger.record_step(finished, [each.speculation.ledger for each in outcomes])
+        self.ledger.record_step(finished, ledgers)
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         """Count which draft tokens equal the new text, and pass the outcomes to the proposers."""
@@ -199,7 +213,8 @@ class Speculator:
                 ledger = request.speculation.ledger
                 try:
                     ledger.acceptance.advance(outcome.committed)
-                    ledger.end(outcome.committed, outcome.num_saved, outcome.tree.num_draft_tokens)
+                    draft_rows = len(outcome.tree.tokens) - 1
+                    ledger.end(outcome.committed, outcome.num_saved, draft_rows)
                     if proposer.capabilities.self_budgeting:
                         proposer.observe(outcome)
                     else:
@@ -222,9 +237,10 @@ class Speculator:
         began = self.runner.clock()
         # a proposer that raised an exception may not have rolled back a sampler that it had
         # advanced
+        contexts: list[DraftContext[Any]] = []
         for request in requests:
             request.sampler.recover()
-        contexts = [_draft_context(request, draft_slots[request]) for request in requests]
+            contexts.append(_draft_context(request, draft_slots[request]))
         try:
             with interruptible():
                 trees = self._propose(proposer, contexts)
@@ -238,15 +254,14 @@ class Speculator:
             for request in requests:
                 drafts |= self._call(proposer, [request], draft_slots)
             return drafts
+        proposed: dict[Request, TokenTree] = {}
         for request, tree in zip(requests, trees, strict=True):
             if request.speculation.trace is not None:
                 request.speculation.trace.proposed = tree
+            if len(tree.tokens) > 1:
+                proposed[request] = tree
         self._record_draft_time(requests, began)
-        return {
-            request: tree
-            for request, tree in zip(requests, trees, strict=True)
-            if tree.num_draft_tokens
-        }
+        return proposed
 
     def _propose(
         self, proposer: Proposer[Any], contexts: Sequence[DraftContext[Any]]
@@ -260,15 +275,17 @@ class Speculator:
         def check(context: DraftContext[Any], tree: TokenTree) -> TokenTree:
             return validate_draft(proposer.name, context, tree, self.vocab_size)
 
+        trees: list[TokenTree] = []
         if proposer.capabilities.self_budgeting:
             proposed = call_propose(proposer, contexts)
-            return [check(*pair) for pair in zip(contexts, proposed, strict=True)]
+            for context, tree in zip(contexts, proposed, strict=True):
+                trees.append(check(context, tree))
+            return trees
         unions = [TreeUnion(context.ledger.costs) for context in contexts]
         propose_planned(proposer, contexts, unions, self.runner.clock, check)
-        return [
-            union.tree(context.tokens[-1], context.max_nodes)
-            for context, union in zip(contexts, unions, strict=True)
-        ]
+        for context, union in zip(contexts, unions, strict=True):
+            trees.append(union.tree(context.tokens[-1], context.max_nodes))
+        return trees
 
     def _record_draft_time(self, requests: Sequence[Request], began: float) -> None:
         """Charge the time since ``began`` to the requests for which drafters were called."""
@@ -289,14 +306,11 @@ class Speculator:
         """
         if not self.budget or not drafts:
             return drafts
-        whole = [
-            stays_whole(
-                tree,
-                rejects=request.params.rejects,
-                bypass_budget=request.speculation.capabilities.bypass_budget,
-            )
-            for request, tree in drafts.items()
-        ]
+        whole: list[bool] = []
+        for request, tree in drafts.items():
+            rejects = request.params.rejects
+            bypass_budget = request.speculation.capabilities.bypass_budget
+            whole.append(stays_whole(tree, rejects=rejects, bypass_budget=bypass_budget))
         selected = select_nodes(
             [*drafts.values()],
             self.ledger.costs,
@@ -308,15 +322,15 @@ class Speculator:
         return {
             request: tree
             for request, tree in zip(drafts, selected, strict=True)
-            if tree.num_draft_tokens
+            if len(tree.tokens) > 1
         }
 
     def _give_up(self, request: Request, error: Exception) -> None:
         """Let a request go on without its proposer, which raised ``error``."""
         proposer = request.speculation.proposer
-        request.speculation.proposer = None
         if proposer is None:
             return
+        request.speculation.drop_proposer()
         if isinstance(error, PronkError):
             reason = str(error)  # clear without the type
         else:

@@ -27,20 +27,10 @@ def validate_draft(
 
     Raises ``OptionError`` if ``probs`` are no distributions.
     """
-    if not tree.num_draft_tokens:
+    if len(tree.tokens) == 1:
         return tree
-    if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # ``probs`` are distributions over another vocabulary. Tokens outside the target's
-        # vocabulary are dropped below, and then the other tokens are no longer distributed as
-        # ``probs``. So verify the tokens without ``probs``, as if each had been proposed with
-        # certainty.
-        tree = replace(tree, probs=None)
-    if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
-        msg = (
-            f"drafter {name}: expected float arrays [vocab] that sum to 1 in probs, found others; "
-            "normalize them"
-        )
-        raise OptionError(msg)
+    if tree.probs is not None:
+        tree = _validate_probs(name, tree, vocab_size)
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
     guide = context.sampler.guide
@@ -49,6 +39,24 @@ def validate_draft(
     if guide is not None and not (context.params.rejects and tree.probs is not None):
         tree = prune(tree, guide)
     return tree.limit(context.max_depth, context.max_nodes)
+
+
+def _validate_probs(name: str, tree: TokenTree, vocab_size: int) -> TokenTree:
+    """Check the distributions of a tree; drop them if they are over another vocabulary."""
+    assert tree.probs is not None
+    if any(q is not None and len(q) != vocab_size for q in tree.probs):
+        # ``probs`` are distributions over another vocabulary. Tokens outside the target's
+        # vocabulary are dropped below, and then the other tokens are no longer distributed as
+        # ``probs``. So verify the tokens without ``probs``, as if each had been proposed with
+        # certainty.
+        return replace(tree, probs=None)
+    if not all(q is None or _is_distribution(q) for q in tree.probs):
+        msg = (
+            f"drafter {name}: expected float arrays [vocab] that sum to 1 in probs, found others; "
+            "normalize them"
+        )
+        raise OptionError(msg)
+    return tree
 
 
 def _is_distribution(q: Array) -> bool:

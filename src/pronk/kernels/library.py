@@ -112,7 +112,9 @@ class Kernels:
         Raises:
             MemoryError: memory is full.
         """
-        _check_status(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
+        code = self.library.pronk_run(ops, count, ctypes.byref(call))
+        if code < 0:
+            _check_status(code, call)
 
     def draft_chain(self, ops: Any, count: int, call: CForward, chain: CDraftChain) -> int:
         """Compute a chain of draft tokens, one forward pass per token; return the number of passes.
@@ -177,8 +179,10 @@ class Kernels:
             path.buffer_info()[0],
             self.isa,
         )
-        _check_sampled(code)
-        return None if code < 0 else (path[:code].tolist(), path[code])
+        if code < 0:
+            _check_sampled(code)
+            return None
+        return path[:code].tolist(), path[code]
 
     def draft_token(
         self,

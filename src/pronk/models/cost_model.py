@@ -40,7 +40,7 @@ denominator lowers a ratio.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
@@ -84,6 +84,13 @@ class CostCurve(NamedTuple):
         """
         read = self.read_bytes(rows, experts_read) if self.experts else 1.0
         return self.speed * (max(read, self.start + self.slope * rows) + self.context)
+
+    def table(self, numbers: Iterable[int]) -> list[float]:
+        """Return :meth:`at` for several numbers of rows; one call, as each takes time in a step."""
+        if self.experts:
+            return [self.at(rows) for rows in numbers]
+        speed, start, slope, context, *_ = self
+        return [speed * (max(1.0, start + slope * rows) + context) for rows in numbers]
 
     def read_bytes(self, rows: int, experts_read: float | None = None) -> float:
         """Return the bytes of weights that a pass reads, relative to a pass of one row.
@@ -175,8 +182,9 @@ class CostModel:
         self._start = 1.0 - _ROW
         self._slope = _ROW
         self._per_token = 0.0
-        # for each of the last passes, its number of rows and the speed that it implies
-        self._speeds: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        # for each of the last passes, its number of rows, and the speed that it implies
+        self._rows: deque[int] = deque(maxlen=_WINDOW)
+        self._speeds: deque[float] = deque(maxlen=_WINDOW)
         self._speed = 0.0  # seconds of a pass of one row without context, by the last passes
         self._levels: dict[int, _Level] = {}
         self._by_context = _Regression()
@@ -211,17 +219,24 @@ class CostModel:
             self._overlap = median_low(self._overlaps)
         shape = self._curve(1.0, context, requests)
         units = shape.at(rows, experts_read)
-        slower = [speed for other, speed in self._speeds if other < rows] if rows > 1 else []
-        self._speeds.append((rows, max(seconds, 1e-9) / units))
-        self._speed = usual([speed for _, speed in self._speeds])
+        slower = list[float]()
+        if rows > 1:
+            pairs = zip(self._rows, self._speeds, strict=True)
+            slower = [speed for other, speed in pairs if other < rows]
+        self._rows.append(rows)
+        self._speeds.append(max(seconds, 1e-9) / units)
+        self._speed = usual(self._speeds)
         self._num_passes += 1
         if plain or (plain is None and rows == 1):
             self._next_plain = self._num_passes + _LASTS
         if slower:
             cost = seconds / usual(slower) - shape.context
-            self._learn_level(rows, cost / shape.read_bytes(rows, experts_read))
+            if self._experts:
+                cost /= shape.read_bytes(rows, experts_read)
+            self._learn_level(rows, cost)
         expected = self._speed * units
-        one_row = min(seconds, 2.0 * expected) - expected + self._curve(self._speed, context).at(1)
+        one_row_units = max(1.0, self._start + self._slope) + self._per_token * context
+        one_row = min(seconds, 2.0 * expected) - expected + self._speed * one_row_units
         self._by_context.add(context, one_row, keep=_KEEP)
         at_zero, slope = self._by_context.line(_SPREAD)
         self._per_token = slope / at_zero if at_zero > 0.0 else 0.0

@@ -207,21 +207,19 @@ class ForwardBatch:
             parts.append(cache.slots(table, first, table.length + len(entry.tree)))
         return np.concatenate(parts)
 
-    def rope_entries(self, rope: RopeTable, extra_positions: int = 0) -> tuple[Array, bool]:
-        """Return cosines and sines of a rotation, and whether each row has an entry of its own.
+    def dynamic_rope_entries(self, rope: RopeTable) -> Array:
+        """Return cosines and sines of a rotation with dynamic scaling, one entry per row.
 
-        The entries are float32 ``[entries, 2, dim / 2]``. Without dynamic scaling there is one per
-        position, for the positions of all rows and ``extra_positions`` after them.
+        The entries are float32 ``[rows, 2, dim / 2]``.
         """
-        if not rope.dynamic:
-            return rope.up_to(self.num_positions + extra_positions), False
+        assert rope.dynamic, "expected dynamic scaling; other rotations have a table by position"
         assert rope.config is not None
         if rope.config not in self._rope_entries:
             prompt_lengths = [entry.prompt_length for entry in self.entries]
             spans = np.maximum(self.positions + 1, np.repeat(prompt_lengths, self.row_counts))
             entries = rope.compute_entries(self.positions.tolist(), spans.tolist())
             self._rope_entries[rope.config] = entries
-        return self._rope_entries[rope.config], True
+        return self._rope_entries[rope.config]
 
     def split_rows(self, rows: Array) -> list[Array]:
         """Split an array with one row per row of the batch into views, one per entry."""

@@ -187,6 +187,9 @@ class LayerExecutor:
         ``collect``.
         """
         key = (num_layers, tuple(collect), has_logits)
+        program = self._programs.get(key)
+        if program is not None and self._versions == tuple(map(_version_of, self._caches)):
+            return program
         return self._cached_program(
             key, lambda: self._compile(num_layers, collect, has_logits=has_logits)
         )

@@ -144,12 +144,14 @@ class ModelRunner:
         result = self._executor.run(batch, self._num_layers, sorted(collect) if collect else ())
         assert result.logits is not None
         seconds = self.clock() - start_time
-        return ForwardResult(
-            batch.split_logits(result.logits),
-            {layer: batch.split_rows(rows) for layer, rows in result.hidden.items()},
-            seconds,
-            experts_read=self._relative_to_one_row(result.experts_read),
-        )
+        hidden: dict[int, list[Array]] = {}
+        for layer, rows in result.hidden.items():
+            hidden[layer] = batch.split_rows(rows)
+        experts_read = None
+        if self.decoder.config.mixture is not None:
+            experts_read = self._relative_to_one_row(result.experts_read)
+        logits = batch.split_logits(result.logits)
+        return ForwardResult(logits, hidden, seconds, experts_read=experts_read)
 
     def _relative_to_one_row(self, experts_read: int | None) -> float | None:
         """Return experts read as a multiple of those of one row; ``None`` without experts."""
@@ -294,7 +296,9 @@ class ModelRunner:
         row (:meth:`CostModel.learn`).
         """
         entries = batch.entries
-        num_unread = sum([entry.logits_nodes.start for entry in entries])
+        num_unread = 0
+        for entry in entries:
+            num_unread += entry.logits_nodes.start
         if num_unread > _MAX_CHAIN_ROWS * len(entries):
             self.cost_model.learn_prompt(batch.num_rows, seconds)
         # a pass for embeddings runs without the LM head, so it takes less time and is left out

@@ -650,9 +650,11 @@ class Operations:
             if traffic is not None:
                 call.state_bytes = address_of(traffic)
         for index, rope in enumerate(self._ropes.values()):
-            table, by_row = batch.rope_entries(rope, extra_positions)
-            call.rope[index] = address_of(table)
-            call.rope_by_row[index] = int(by_row)
+            if rope.dynamic:
+                call.rope[index] = address_of(batch.dynamic_rope_entries(rope))
+                call.rope_by_row[index] = 1
+            else:
+                call.rope[index] = rope.address_up_to(batch.num_positions + extra_positions)
         return call
 
     def _compile(self) -> ctypes.Array[COp]:

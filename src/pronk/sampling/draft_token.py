@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,7 @@ class DraftLogits(NamedTuple):
     ids: DraftIds | None = None
 
 
-@dataclass(frozen=True)
-class DraftToken:
+class DraftToken(NamedTuple):
     """A token that a draft model proposes.
 
     Attributes:

@@ -84,7 +84,8 @@ class LibrarySampler:
         if found is None:
             return None
         path, last = found
-        return VerifiedPath(tuple(path), (*[tree.tokens[node] for node in path], last))
+        tokens = map(tree.tokens.__getitem__, path)
+        return VerifiedPath(tuple(path), (*tokens, last))
 
     def draft(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
         """Return the token that a draft model proposes after the current text.

@@ -15,8 +15,8 @@ step 4 by random trials of the draft tokens (:mod:`pronk.sampling.verify`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,23 +139,21 @@ class Sampler:
             finally:
                 del self.context.tentative[-count:]
 
-    @contextmanager
-    def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Append tentative ``tokens`` to the context until the end of the ``with`` block."""
-        start = len(self.context.tentative)
-        try:
-            for token in tokens:
-                self.advance(token)
-            yield
-        finally:
-            self.rollback(len(self.context.tentative) - start)
+    def after(self, tokens: Sequence[int] = ()) -> AbstractContextManager[None]:
+        """Append tentative ``tokens`` to the context until the end of the ``with`` block.
+
+        At its end, tokens that the block has appended are removed as well.
+        """
+        return _After(self, tokens)
 
     def commit_tokens(self, count: int) -> None:
         """Drop all tentative tokens, of which the request has committed the first ``count``.
 
         Logits processors keep the committed tokens and are rolled back over the others.
         """
-        self.rollback(len(self.context.tentative) - count)
+        num_dropped = len(self.context.tentative) - count
+        if num_dropped:
+            self.rollback(num_dropped)
         self.context.tentative.clear()
 
     def recover(self) -> None:
@@ -370,6 +368,26 @@ class Sampler:
         return OptionError(
             f"expected an allowed token, found every token banned by {by}; allow a token"
         )
+
+
+class _After:
+    """Block in which a sampler has tentative tokens (:meth:`Sampler.after`)."""
+
+    def __init__(self, sampler: Sampler, tokens: Sequence[int]) -> None:
+        self._sampler = sampler
+        self._tokens = tokens
+        self._start = len(sampler.context.tentative)
+
+    def __enter__(self) -> None:
+        try:
+            for token in self._tokens:
+                self._sampler.advance(token)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._sampler.rollback(len(self._sampler.context.tentative) - self._start)
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

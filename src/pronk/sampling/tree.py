@@ -114,13 +114,15 @@ class TokenTree:
         self.check()
         fields = (self.tokens, self.parents, self.verify, self.probs, self.gain, self.origin)
         pairs = self.origin or ()
+        names, kinds = zip(*pairs, strict=True) if self.origin else ((), ())
         return (
             set(map(type, fields)) <= {tuple, NoneType}
             and set(map(type, self.tokens)) == set(map(type, self.parents)) == {int}
             and set(map(type, self.gain or ())) <= {float}
             and set(map(type, self.verify or ())) <= {bool}
             and set(map(type, pairs)) <= {tuple}
-            and {(type(name), type(kind)) for name, kind in pairs} <= {(str, int)}
+            and set(map(type, names)) <= {str}
+            and set(map(type, kinds)) <= {int}
             and set(map(type, self.probs or ())) <= {NoneType, np.ndarray}
         )
 
@@ -191,16 +193,17 @@ class TokenTree:
         """Return the number of nodes, the root included."""
         return len(self.tokens)
 
-    @cached_property
+    @property
     def num_draft_tokens(self) -> int:
         """Number of nodes without the root."""
         return len(self.tokens) - 1
 
     def num_matched(self, tokens: Sequence[int]) -> int:
         """Return how many of the first ``tokens`` form a path of acceptable nodes from the root."""
+        _, children = self._links
         node = 0
         for count, token in enumerate(tokens):
-            child = self.child(node, token)
+            child = children[node].get(token)
             if child is None:
                 return count
             node = child
@@ -208,11 +211,13 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int | None:
         """Return the acceptable child of ``node`` with the token ``token``, or ``None``."""
-        return self._children[node].get(token)
+        _, children = self._links
+        return children[node].get(token)
 
     def children(self, node: int) -> Mapping[int, int]:
         """Return the acceptable children of ``node``, by token, in the order of the nodes."""
-        return self._children[node]
+        _, children = self._links
+        return children[node]
 
     def draft_sample(self, node: int) -> DraftSample:
         """Return the token of ``node``, and the distribution that it was drawn from.
@@ -327,12 +332,12 @@ class TokenTree:
                 new_index[node] = len(new_index) - 1
         kept = [node for node in new_index if node >= 0]
         return TokenTree(
-            tuple(self.tokens[i] for i in kept),
-            tuple(new_index[self.parents[i]] for i in kept),
-            None if self.verify is None else tuple(self.verify[i] for i in kept),
-            None if self.probs is None else tuple(self.probs[i] for i in kept),
-            None if self.gain is None else tuple(self.gain[i] for i in kept),
-            None if self.origin is None else tuple(self.origin[i] for i in kept),
+            tuple([self.tokens[i] for i in kept]),
+            tuple([new_index[self.parents[i]] for i in kept]),
+            None if self.verify is None else tuple([self.verify[i] for i in kept]),
+            None if self.probs is None else tuple([self.probs[i] for i in kept]),
+            None if self.gain is None else tuple([self.gain[i] for i in kept]),
+            None if self.origin is None else tuple([self.origin[i] for i in kept]),
         )
 
     def with_origin(self, origin: Origin) -> TokenTree:
@@ -344,7 +349,10 @@ class TokenTree:
 
         The first nodes in the order of the tree are kept.
         """
-        if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
+        num_draft_tokens = len(self.tokens) - 1
+        # no node is deeper than the number of draft tokens
+        is_flat = num_draft_tokens <= max_depth or max(self.depths) <= max_depth
+        if num_draft_tokens <= max_nodes and is_flat:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         return self.keep(fitting[: max_nodes + 1])

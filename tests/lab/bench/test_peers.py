@@ -321,7 +321,7 @@ def test_tokens_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     spec = PEERS["llama_server_ngram_simple"]
     with closing(Peer(spec, tmp_path, dtype="float32", threads=1)) as peer:
         assert peer.load() == {
-            "llama-server": "version: 7",
+            "llama-server": "7",
             "flash_attention": "auto",
             "speculation": "ngram-simple",
         }

@@ -20,6 +20,7 @@ from pronk.drafting.shared.draft_cache import DraftCache
 from pronk.drafting.shared.draft_runner import DraftRunner
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.lab.drafters.modules.glide import GlideShape
 from pronk.sampling.tree import TokenTree
 from tiny_models import VOCAB, make_engine, tiny_decoder
 from train.tiny_modules import tiny_module
@@ -228,3 +229,9 @@ def test_a_target_with_other_heads_is_refused() -> None:
         CheckpointError, match=r"cross_query.weight: expected shape \(64, 32\), found \(96, 32\)"
     ):
         make_drafter(spec()).bind(other.target)
+
+
+@pytest.mark.parametrize("name", ["glide", "vanilla"])
+def test_chains_are_by_default_as_long_as_a_block_in_training(name: str) -> None:
+    made: Any = make_drafter(name)
+    assert made.num_tokens == GlideShape().block == 5

@@ -27,9 +27,9 @@ def free_rows(costs: StepCosts | None) -> int:
     return 1 if costs is None else max(1, costs.curve.free_rows // costs.num_requests)
 
 
-def is_wide(context: DraftContext[Any]) -> bool:
-    """Return whether a step is wide for a request."""
-    return free_rows(context.ledger.costs) >= _WIDE_ROWS
+def is_wide(num_free: int) -> bool:
+    """Return whether a step is wide for a request with ``num_free`` rows (:func:`free_rows`)."""
+    return num_free >= _WIDE_ROWS
 
 
 class WideSiblings(Proposer[States]):
@@ -43,15 +43,9 @@ class WideSiblings(Proposer[States]):
         (self._chains,) = cape.parts
         self._trees = cape
         self.name = self._chains.name
+        self.label = self._chains.label
+        self.chain_label = self._chains.chain_label
         self.capabilities = cape.capabilities
-
-    @property
-    def label(self) -> str:
-        return self._chains.label
-
-    @property
-    def chain_label(self) -> str:
-        return self._chains.chain_label
 
     def drafts_for(self, params: SamplingParams) -> bool:
         return self._chains.drafts_for(params)
@@ -63,11 +57,17 @@ class WideSiblings(Proposer[States]):
         return self._chains.score_history(self._for_chains(context))
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        wide = [context for context in contexts if is_wide(context)]
-        others = [context for context in contexts if not is_wide(context)]
-        trees = iter(self._trees.propose([each.with_state(each.state[0]) for each in wide]))
-        chains = iter(self._chains.propose([self._for_chains(each) for each in others]))
-        return [next(trees if is_wide(context) else chains) for context in contexts]
+        are_wide = [is_wide(free_rows(context.ledger.costs)) for context in contexts]
+        wide: list[DraftContext[Any]] = []
+        others: list[DraftContext[Any]] = []
+        for context, has_free_rows in zip(contexts, are_wide, strict=True):
+            if has_free_rows:
+                wide.append(context.with_state(context.state[0]))
+            else:
+                others.append(self._for_chains(context))
+        trees = iter(self._trees.propose(wide) if wide else ())
+        chains = iter(self._chains.propose(others) if others else ())
+        return [next(trees if has_free_rows else chains) for has_free_rows in are_wide]
 
     @staticmethod
     def _for_chains(context: DraftContext[States]) -> DraftContext[Any]:

@@ -192,22 +192,30 @@ class AutoProposer(Proposer[States]):
         self.capabilities = replace(self.capabilities, logits=logits, self_budgeting=True)
 
     def propose(self, contexts: Sequence[DraftContext[States]]) -> list[TokenTree]:
-        unions = [TreeUnion(context.ledger.costs) for context in contexts]
+        unions: list[TreeUnion] = []
+        num_free: list[int] = []
+        wide_contexts: list[DraftContext[States]] = []
+        wide_unions: list[TreeUnion] = []
+        for context in contexts:
+            costs = context.ledger.costs
+            unions.append(TreeUnion(costs))
+            num_free.append(free_rows(costs))
+            if is_wide(num_free[-1]):
+                wide_contexts.append(context)
+                wide_unions.append(unions[-1])
         for number, part in enumerate(self.parts):
-            asked = [
-                (context.with_state(context.state[number], draws=False), union)
-                for context, union in zip(contexts, unions, strict=True)
-                if number < self._num_always or is_wide(context)
-            ]
-            own_contexts = [context for context, _ in asked]
-            propose_planned(part, own_contexts, [union for _, union in asked], self.clock)
+            if number < self._num_always:
+                propose_planned(part, contexts, unions, self.clock, part=number)
+            elif wide_contexts:
+                propose_planned(part, wide_contexts, wide_unions, self.clock, part=number)
         trees = []
-        for context, union in zip(contexts, unions, strict=True):
-            num_free = free_rows(context.ledger.costs) - 1
-            max_nodes = min(max(self.options.num_nodes, num_free), context.max_nodes)
+        for context, union, free in zip(contexts, unions, num_free, strict=True):
+            max_nodes = min(max(self.options.num_nodes, free - 1), context.max_nodes)
             trees.append(union.tree(context.tokens[-1], max_nodes))
         return trees
 
     def observe(self, outcome: Outcome[States]) -> None:
+        proposers = outcome.ledger.proposers
         for number, part in enumerate(self.parts):
-            observe_planned(part, outcome, self.clock, number)
+            if part.capabilities.observes_all_steps or id(part) in proposers:
+                observe_planned(part, outcome, self.clock, number)

@@ -187,7 +187,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
         )
 
     def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
-        return [self._build_tree(context) for context in contexts]
+        return list(map(self._build_tree, contexts))
 
     def observe(self, outcome: Outcome[RecyclingState]) -> None:
         state = outcome.state
@@ -208,12 +208,15 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.read_text(context.tokens, context.root + 1)
         successors = context.state.successors
         max_nodes = min(self.options.num_nodes, context.max_nodes)
-        measured = context.acceptance.rates(self.name, _PRIORS)
+        measured = context.ledger.acceptance.rates(self.name, _PRIORS)
+        root = context.tokens[-1]
+        if not context.plan.wants(measured.rate(0, 1), 0):  # not even the first successor
+            return TokenTree((root,), (-1,), gain=(1.0,), origin=(("", 0),))
         rates = [measured.rate(rank, 1) for rank in range(self.options.top_k)]
         # A child enters the queue after its likelier sibling, so rates must not rise with rank:
         # take running minima.
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
-        trie = Trie(context.tokens[-1])
+        trie = Trie(root)
         ranked = list[Sequence[int]]()  # for each node of the trie, its successors by rank
         candidates = Frontier[tuple[int, int]]()  # (parent node, rank of the candidate)
 

@@ -208,7 +208,7 @@ class EagleRunner:
         is_supported = self._drafts_chains and sampler.library_sampler is not None
         if self._on_device is not None:
             is_supported = self._on_device.supports_draft_chain(sampler)
-        return is_supported and len(context.tokens) == context.root + 1
+        return is_supported and len(context.tokens) == context.block_table.length + 1
 
     def draft_chain(self, chain: Chain) -> None:
         """Draft all tokens of an empty chain in one call of the kernels or of the device."""
@@ -226,16 +226,18 @@ class EagleRunner:
         last = range(len(tokens) - 1, len(tokens))
         entry = BatchEntry(cache.block_table, TokenTree.chain(tokens), last)
 
-        def append(token: DraftToken) -> bool:
-            if not chain.draft_tokens and len(tokens) > _MAX_ROWS:
+        def append_first(token: DraftToken) -> bool:
+            if not chain.draft_tokens:
                 self.cost_model.learn_prompt(len(tokens), clock() - start_time)
             return chain.append_and_go_on(token)
 
+        reads_text = len(tokens) > _MAX_ROWS
+        append = append_first if reads_text else chain.append_and_go_on
         with context.sampler.after(), uninterrupted():
             num_passes = self._draft_chain(entry, chain, start, append)
             cache.append(tokens)
         seconds = clock() - start_time
-        if len(tokens) <= _MAX_ROWS:
+        if not reads_text:
             self.cost_model.learn(1, cache.block_table.length, seconds / num_passes, plain=True)
 
     def _draft_chain(

@@ -130,7 +130,7 @@ class SuffixProposer(Proposer[SuffixState]):
         return SuffixState(make_suffix_index(self.options.max_match))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
-        return [self._build_tree(context) for context in contexts]
+        return list(map(self._build_tree, contexts))
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
         state = outcome.state
@@ -150,12 +150,13 @@ class SuffixProposer(Proposer[SuffixState]):
     def _build_tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         options = self.options
         state = context.state
-        rates = context.acceptance.rates(self.name, PRIORS)
+        rates = context.ledger.acceptance.rates(self.name, PRIORS)
         if state.tree_builder is None or state.tree_builder.rates is not rates:
             state.tree_builder = make_tree_builder(rates, self.name)
         # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must
         # not contain.
-        state.index.extend(context.tokens[state.index.num_tokens : context.root + 1])
+        stop = context.block_table.length + 1
+        state.index.extend(context.tokens[state.index.num_tokens : stop])
         max_nodes = min(options.num_nodes, context.max_nodes)
         min_gain = context.plan.min_gain
         limits = TreeLimits(

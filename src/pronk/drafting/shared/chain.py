@@ -51,7 +51,7 @@ class Chain:
         """Create an empty chain, which ends after a token for which ``stop`` returns True."""
         self.context = context
         self.label = label
-        self.max_tokens = context.max_tokens
+        self.max_tokens = min(context.max_depth, context.max_nodes)
         if max_tokens is not None:
             self.max_tokens = min(self.max_tokens, max_tokens)
         self._stop = stop
@@ -59,7 +59,7 @@ class Chain:
         self.gains: list[float] = []
         self.cumulative_confidence: list[float] = []
         self.origin: list[Origin] = []
-        self._rates = context.acceptance.rates(label)
+        self._rates = context.ledger.acceptance.rates(label)
 
     def __len__(self) -> int:
         return len(self.draft_tokens)
@@ -67,11 +67,13 @@ class Chain:
     @property
     def is_full(self) -> bool:
         """Whether the chain has ``max_tokens`` tokens."""
-        return len(self) >= self.max_tokens
+        return len(self.draft_tokens) >= self.max_tokens
 
     def is_complete(self) -> bool:
         """Return whether the chain ends here: it is full, or its rule ``stop`` ends it."""
-        return self.is_full or (self._stop is not None and self._stop(self))
+        if len(self.draft_tokens) >= self.max_tokens:
+            return True
+        return self._stop is not None and self._stop(self)
 
     @property
     def tokens(self) -> list[int]:
@@ -122,8 +124,8 @@ class Chain:
 
     def tree(self) -> TokenTree:
         """Return the chain as a token tree whose root is the last token of the request's text."""
-        tokens = (self.context.tokens[-1], *self.tokens)
-        parents = tuple(range(-1, len(self)))
+        tokens = (self.context.tokens[-1], *[each.token for each in self.draft_tokens])
+        parents = tuple(range(-1, len(tokens) - 1))
         gain = (1.0, *self.gains)
         origin = (("", 0), *self.origin)
         return TokenTree(tokens, parents, probs=self.distributions, gain=gain, origin=origin)

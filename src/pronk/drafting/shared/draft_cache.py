@@ -108,6 +108,9 @@ class DraftCache:
 
     def rollback(self, length: int) -> None:
         """Drop the cached tokens after the first ``length``; keep their blocks."""
+        is_unchanged = length == len(self.tokens) == self.block_table.length
+        if is_unchanged and self.pool.states is None:
+            return
         with uninterrupted():
             del self.tokens[length:]
             num_left = self.pool.rollback(self.block_table, len(self.tokens))

@@ -116,9 +116,12 @@ class ModuleRunner:
         cache = context.state
         num_cached = len(cache.tokens)
         window = self.pool.config.window
+        num_released = context.block_table.num_released
+        if window is None and not num_released:
+            return
         # The target keeps no hidden states before its sliding window, so the module cannot run
         # these tokens.
-        num_lost = context.block_table.num_released * self.target.cache.block_size
+        num_lost = num_released * self.target.cache.block_size
         if num_cached < num_lost:
             cache.skip_to(num_lost, context.tokens, self.first)
         elif window is None:
@@ -131,11 +134,13 @@ class ModuleRunner:
     def _allocate(self, context: DraftContext[DraftCache], extra_rows: int) -> bool:
         """Allocate KV slots for the text and ``extra_rows``; return False if the pool is full."""
         num_slots = len(context.tokens) - self.first + extra_rows
-        if self.pool.config.window is None:
+        block_table = context.state.block_table
+        num_blocks = block_table.num_released + len(block_table.blocks)
+        if self.pool.config.window is None and num_slots > num_blocks * self.pool.block_size:
             # for all future tokens at once, to get consecutive blocks
             num_slots += context.max_future_tokens
         try:
-            self.pool.prepare(context.state.block_table, num_slots)
+            self.pool.prepare(block_table, num_slots)
         except CacheFullError:
             return False
         return True
@@ -147,9 +152,12 @@ class ModuleRunner:
         Return False if the pool is full, no draft token is allowed, or the target has no hidden
         state of the row.
         """
-        num_rows = context.block_table.length
-        num_lost = context.block_table.num_released * self.target.cache.block_size
-        if context.max_tokens < 1 or num_rows <= num_lost:
+        block_table = context.block_table
+        num_rows = block_table.length
+        num_lost = 0
+        if block_table.num_released:
+            num_lost = block_table.num_released * self.target.cache.block_size
+        if min(context.max_depth, context.max_nodes) < 1 or num_rows <= num_lost:
             return False
         return self._reserve(context, extra_rows, num_rows - 1)
 

@@ -50,11 +50,11 @@ Extends = Callable[[Sequence[float]], bool]
 def extension_rule(proposer: Proposer[Any], context: DraftContext[Any]) -> Extends:
     """Return a function that tells whether a request's chain should get another draft token."""
     plan = context.plan
-    max_tokens = context.max_tokens
+    max_tokens = min(context.max_depth, context.max_nodes)
     chain = plan.chain
     if chain is None and plan.costs is not None:  # a composite has no costs of its own in its plan
         chain = proposer.chain_costs(context, plan.costs)
-    rate = context.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
+    rate = context.ledger.acceptance.rates(proposer.chain_label).mean(DEFAULT_RATE)
     return lambda gains: len(gains) < max_tokens and plan.extends(gains, chain, rate, max_tokens)
 
 
@@ -109,11 +109,14 @@ def model_chain_costs(
     curve = own.costs(costs.num_requests * len(context.tokens), costs.num_requests)
     if curve is None:
         curve = costs.curve._replace(speed=runner.relative_size * costs.curve.speed)
-    token_prefill = own.prompt_row
-    if token_prefill is None:
-        token_prefill = runner.relative_size * (runner.target.cost_model.prompt_row or 0.0)
+    prefill = 0.0
+    if num_unread:
+        token_prefill = own.prompt_row
+        if token_prefill is None:
+            token_prefill = runner.relative_size * (runner.target.cost_model.prompt_row or 0.0)
+        prefill = num_unread * token_prefill
     token = curve.at(costs.num_requests) / costs.num_requests
-    return ChainCosts(token, num_unread * token_prefill, max_tokens=max_tokens)
+    return ChainCosts(token, prefill, max_tokens=max_tokens)
 
 
 def can_count(context: DraftContext[Any], num_unread: int) -> bool:

@@ -68,12 +68,16 @@ class Plan:
         return tuple(dict.fromkeys((PLAIN, *self.drafters)))
 
     @property
+    def num_methods(self) -> int:
+        """Number of measured methods: drafters, plain decoding and peers."""
+        return len(self.all_drafters) + len(self.peers)
+
+    @property
     def size(self) -> str:
         """Number of runs of each model as a product, such as ``8 prompts × 3 methods``."""
         options = self.options
         prompts = sum(prompt.num_turns for prompts in self.tasks.values() for prompt in prompts)
-        methods = len(self.all_drafters) + len(self.peers)
-        parts = [f"{prompts} prompts", f"{methods} methods"]
+        parts = [f"{prompts} prompts", f"{self.num_methods} methods"]
         if len(options.temperatures) > 1:
             parts.append(f"{len(options.temperatures)} temperatures")
         if options.repeats > 1:

@@ -284,7 +284,10 @@ def _measure(
         with status_bar(screen, "MofNCompleteColumn") as bar, ExitStack() as stack:
             bench_plan = make_plan(drafters, models)
             shorter = "--quick, --limit 1, --repeats 1, --max-tokens 32"
-            status = announce(screen, bar, bench_plan.size, shorter)
+            # Methods differ in speed, so each runs once before the estimate.
+            status = announce(
+                screen, bar, bench_plan.size, shorter, first_part=bench_plan.num_methods
+            )
             loaders = _model_loaders(load, models, bench_plan.options.batch)
             arguments = {
                 **make_plan.keywords,

@@ -86,7 +86,7 @@ class Window:
         """Return a window of N - 1 rows that begins with ``root``, at ``position`` in the text.
 
         The target has no outputs yet: all other cells are tokens from different places of the
-        prompt (Fu et al. 2024, algorithm 2, line 4).
+        prompt (Fu et al. 2024, algorithm 1, line 4).
         """
         width = shape.window
         num_cells = width * (shape.ngram - 1)

@@ -41,6 +41,7 @@ class LlamaServer:
             [program, "--version"], capture_output=True, text=True, check=False
         )
         version = (printed.stdout + printed.stderr).strip().partition("\n")[0]
+        version = version.removeprefix("version: ")
         notes = {"llama-server": version, "flash_attention": "auto"}
         if config.variant:
             notes["speculation"] = config.variant
