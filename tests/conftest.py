@@ -57,12 +57,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Make slow tests of the cases that the marker ``few`` leaves out.
+    """Make slow tests of the cases that the marker ``few`` leaves out; long tests come first.
 
     The sanitizers check all cases: only some files run with them.
+
+    The first process of ``make test`` begins with the long tests, most of which wait for other
+    processes. The others take over its short tests, so that all end at about the same time.
     """
     if config.getoption("--library") is None:
         mark_further_cases(items)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -632,6 +632,42 @@ def _changed_pairs(pair: GgufPair) -> Iterator[tuple[str, tuple[GgufPair, ...]]]
     for other in (*_SCALARS, _STRING, _ARRAY, 13):
         value = struct.pack("<I", other) + pair.value[4:]
         yield f"elements of type {other}", (replace(pair, value=value),)
+    if count == 0:
+        return
+    for label, elements in _changed_elements(kind, pair.value[12:], count):
+        yield label, (replace(pair, value=_array(kind, elements)),)
+
+
+def _changed_elements(kind: int, content: bytes, count: int) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield other elements of the same type for an array of metadata, with labels."""
+    if kind == _STRING:
+        elements = _split_strings(content, count)
+        hostile = [_string(text) for text in (b"", b" ", b"a b c", b"\xff", b"\0", b"l" * 5000)]
+        yield "runs of l", [_string(b"l" * length) for length in range(1, count + 1)]
+        yield "20,000 elements", [elements[number % count] for number in range(20_000)]
+    else:
+        letter = _SCALARS[kind]
+        size = struct.calcsize(letter)
+        elements = [content[start : start + size] for start in range(0, count * size, size)]
+        hostile = [bytes(size), b"\x01" + bytes(size - 1), b"\xff" * size]
+        if letter in "fd":
+            hostile = [struct.pack(f"<{letter}", each) for each in (-1, math.nan, math.inf)]
+    yield "reversed elements", elements[::-1]
+    for number in (0, count - 1):
+        yield f"all elements like number {number}", [elements[number]] * count
+    for number, element in enumerate(hostile):
+        yield f"hostile element {number} first", [element, *elements[1:]]
+        yield f"hostile element {number} everywhere", [element] * count
+
+
+def _split_strings(content: bytes, count: int) -> list[bytes]:
+    """Return the strings of an array, each with its length in front."""
+    found = list[bytes]()
+    for _ in range(count):
+        (size,) = struct.unpack_from("<Q", content)
+        found.append(content[: 8 + size])
+        content = content[8 + size :]
+    return found
 
 
 def _known_keys(architecture: str) -> list[str]:

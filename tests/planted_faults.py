@@ -1430,6 +1430,13 @@ _SERVER = (
         "server/test_conversations.py::test_page_is_accessible",
     ),
     Fault(
+        "a client that sends tiny chunks loses its connection without a reason",
+        "server/http_protocol.py",
+        '            self.send_400_response(\n                f"body: expected',
+        '            self.transport.abort()\n            str(\n                f"body: expected',
+        "server/test_robust.py::test_body_of_tiny_chunks_is_refused",
+    ),
+    Fault(
         "a begun answer loses its thoughts",
         "server/service.py",
         "begin_answer(prompt.token_ids, text, thoughts)",

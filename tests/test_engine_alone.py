@@ -25,6 +25,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_some_tests_of_the_engine_pass(engine: Path) -> None:
     done = run_tests(engine, [f"tests/{name}" for name in FEW])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

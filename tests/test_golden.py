@@ -68,6 +68,7 @@ def run_golden(arguments: Sequence[str], **environment: str) -> None:
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow  # test_exact_bits.py checks each function
 def test_digests_without_numpys_own_instruction_sets() -> None:
     numpy = np._core._multiarray_umath  # type: ignore[attr-defined]

@@ -311,6 +311,7 @@ for command in ("serve", "train", "bench"):
 """
 
 
+@pytest.mark.long
 def test_the_engine_runs_without_its_guests(tmp_path: Path) -> None:
     """In a copy without the folders of the guests, a line says what is missing, and all else
     works.

@@ -408,6 +408,7 @@ def test_only_these_modules_import_torch() -> None:
     assert all(any(name.startswith(prefix) for name in users) for prefix in USES_TORCH)
 
 
+@pytest.mark.long
 def test_pronk_works_without_torch() -> None:
     """A process in which torch cannot be imported loads all other modules and a model, and
     generates.

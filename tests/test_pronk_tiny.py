@@ -32,6 +32,7 @@ def test_it_is_small_and_documented(llm: LLM) -> None:
         assert word in card
 
 
+@pytest.mark.long
 def test_greedy_tokens_are_those_of_transformers() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -24,6 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_the_server_survives_one_request_of_each_kind(report: dict[str, object]) -> None:
     attack = runpy.run_path(str(SCRIPT))
     rows = report["rows"]

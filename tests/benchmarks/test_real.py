@@ -33,6 +33,7 @@ def real() -> ModuleType:
     return load_script("benchmarks/real.py")
 
 
+@pytest.mark.long
 @pytest.mark.slow  # runs a whole benchmark
 def test_a_benchmark_of_a_small_model(
     real: ModuleType,

@@ -261,6 +261,7 @@ def test_llms_txt_lists_all_pages(tools: list[str], tmp_path: Path) -> None:
     assert (tmp_path / "site" / "a.md").read_text() == (tmp_path / "a.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow  # the workflow `docs` builds the site
 def test_make_docs(tmp_path: Path) -> None:
     """The generator finds no fault; needs the extra docs."""

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from waiting import HUNG
 
 SHARED_MEMORY = 227 * 1024  # bytes of a multiprocessor of an H100 or H200 that a program may take
 
 
+@pytest.mark.long
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Products use the tensor cores, and load ahead; the noise has no fused multiply-adds."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

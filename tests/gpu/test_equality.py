@@ -75,6 +75,7 @@ def decode(*, drafts: bool) -> list[Request]:
     return made
 
 
+@pytest.mark.long
 def test_drafters_equal_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device verifies the trees, and drafts chains, of requests whose options allow it."""
     want = decode(drafts=False)
@@ -132,6 +133,7 @@ def read(runner: GpuRunner, tokens: Sequence[int]) -> tuple[BlockTable, Array]:
     return table, logits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "dtype", [BFLOAT16, pytest.param(FLOAT32, marks=pytest.mark.slow)], ids=str
 )

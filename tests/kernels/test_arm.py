@@ -84,6 +84,7 @@ def activated(linear: Linear, x: Array, activation: int) -> Array:
     return y
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_products_have_the_same_bits(program: Path, processor: str, tmp_path: Path) -> None:

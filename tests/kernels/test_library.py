@@ -293,6 +293,7 @@ def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
         library.candidates("auto", path)
 
 
+@pytest.mark.long
 @pytest.mark.slow  # compiles for ten seconds
 @pytest.mark.skipif(build.find_compiler() is None, reason="expected a C++ compiler")
 def test_a_build_for_one_processor(

@@ -490,6 +490,7 @@ def check_undamaged(cases: Iterable[Case], loader: Loader) -> None:
         assert loader.load(undamaged) == ("loads", ""), undamaged.label
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", _KINDS)
 def test_files_load_or_are_refused(bases: dict[str, Path], loader: Loader, kind: str) -> None:
     """No file crashes the process, raises another exception, or takes much time or memory.

@@ -299,6 +299,7 @@ def test_a_full_disk(tmp_path: Path, expected: dict[int, list[int]]) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow  # cache/test_block_store.py kills processes, too
 @pytest.mark.parametrize("count", [2, 200])
 def test_killed_processes(count: int, tmp_path: Path, expected: dict[int, list[int]]) -> None:

@@ -84,6 +84,7 @@ def assert_all_end(mark: str) -> None:
     assert eventually(lambda: not processes(mark))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_spawned_workers_end_with_a_killed_driver(parallel: str) -> None:
     command = [sys.executable, "-m", "pronk", *SERVE, "--parallel", parallel]
@@ -114,6 +115,7 @@ def process_is_worker(process: int) -> bool:
     return b"torch.distributed.run" not in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
+@pytest.mark.long
 def test_all_ranks_end_with_a_killed_launcher() -> None:
     with started([*TORCHRUN, *SERVE], "http://127") as (launcher, mark):
         assert len(processes(mark)) == 3

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from pronk.llm import LLM
-from server.browsing import ARGS, CHROMIUM, Visits
+from server.browsing import ARGS, CHROMIUM, SharedPage, Visits
 from server.serving import Running, running
 from server.tool_models import FEW_LAYERS, write_layers
 
@@ -33,10 +33,15 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser) -> SharedPage:
+    return SharedPage(browser)
+
+
 @pytest.fixture
-def visit(browser: Browser, here: Running) -> Iterator[Visits]:
+def visit(shared_page: SharedPage, here: Running) -> Iterator[Visits]:
     """Open pages of the server ``here``, a fixture of the file."""
-    with Visits(browser, here.url) as visits:
+    with Visits(shared_page, here.url) as visits:
         yield visits
 
 

@@ -12,9 +12,10 @@ from pronk.llm import LLM
 from server.browsing import CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle
 from server.serving import Running, running
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 # axe-core 4.14.1, unchanged (Mozilla Public License 2.0: axe/LICENSE).
 _AXE = Path(__file__).with_name("axe") / "axe.min.js"
@@ -69,7 +70,7 @@ def test_code_of_unknown_languages_is_plain_and_never_markup(visit: Visits) -> N
 
 
 def test_a_conversation_survives_a_reload(visit: Visits) -> None:
-    page = visit(settings={"system": "Be brief."})
+    page = visit(settings={"system": "Be brief."}, own=True)
     bodies = list[dict[str, Any]]()
     page.on(
         "request",

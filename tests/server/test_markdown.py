@@ -7,15 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from pronk.llm import LLM
-from server.browsing import CHROMIUM, Visits, answer_with, ask, chunk, end
+from server.browsing import CHROMIUM, SharedPage, Visits, answer_with, ask, chunk, end
 from server.serving import Running, running
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 RENDER = """async ([text, growing]) => {
     const { Markdown } = await import("/markdown.js");
@@ -192,8 +193,8 @@ def here() -> Iterator[Running]:
 
 
 @pytest.fixture
-def page(browser: Browser, here: Running) -> Iterator[Page]:
-    with Visits(browser, here.url) as visits:
+def page(shared_page: SharedPage, here: Running) -> Iterator[Page]:
+    with Visits(shared_page, here.url) as visits:
         yield visits(settings={"marks": False})
 
 
@@ -359,12 +360,12 @@ def test_thoughts_are_folded(page: Page, marks: bool) -> None:
     if marks:
         page.click("#marks")
     bodies = list[dict[str, Any]]()
-    page.on(
-        "request",
-        lambda request: (
-            request.method == "POST" and bodies.append(json.loads(request.post_data or ""))
-        ),
-    )
+
+    def record(request: Request) -> None:
+        if request.method == "POST":
+            bodies.append(json.loads(request.post_data or ""))
+
+    page.on("request", record)
     events = [
         *thinking(["<think>"], 0, 0),
         *thinking(["\n", "First, ", "**look**"], 1, 1, reasoning_content="First, **look**"),
@@ -407,6 +408,7 @@ def test_thoughts_are_folded(page: Page, marks: bool) -> None:
         "The *end* is near",
         "Again",
     ]
+    page.remove_listener("request", record)
 
 
 def test_an_answer_that_ends_in_its_thoughts(page: Page) -> None:
@@ -418,10 +420,10 @@ def test_an_answer_that_ends_in_its_thoughts(page: Page) -> None:
     assert page.locator(".thoughts .token").count() == 2
 
 
-def test_answers_have_no_maximum_by_default(browser: Browser, here: Running) -> None:
+def test_answers_have_no_maximum_by_default(shared_page: SharedPage, here: Running) -> None:
     bodies = list[dict[str, Any]]()
-    with Visits(browser, here.url) as visits:
-        page = visits(settings={"max_tokens": None})  # not a text, thus the default
+    with Visits(shared_page, here.url) as visits:
+        page = visits(settings={"max_tokens": None}, own=True)  # not a text, thus the default
         page.on(
             "request",
             lambda each: each.method == "POST" and bodies.append(json.loads(each.post_data or "")),

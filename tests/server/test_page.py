@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Route, expect
 
 from pronk.llm import LLM
 from server import browsing
@@ -15,6 +15,7 @@ from server.browsing import (
     CHAT,
     CHROMIUM,
     REPEAT,
+    SharedPage,
     Visits,
     answer_with,
     ask,
@@ -26,9 +27,10 @@ from server.browsing import (
 from server.serving import KEY, Running, hold_requests, running
 from waiting import eventually
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +213,7 @@ def test_stopping_ends_the_request(
     visit: Visits, here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold_requests(here.llm, monkeypatch)
-    page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"})
+    page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"}, own=True)
     page.fill("#message", REPEAT)
     page.click("#send")
     for stop in (
@@ -326,7 +328,7 @@ def test_page_fits_a_narrow_screen(visit: Visits) -> None:
     expect(page.locator("#settings")).to_be_hidden()
 
 
-def test_sampling_starts_at_what_is_recommended(browser: Browser) -> None:
+def test_sampling_starts_at_what_is_recommended(shared_page: SharedPage) -> None:
     """The fields show the recommended values until other ones are entered; clearing a field
     restores its value.
     """
@@ -334,8 +336,8 @@ def test_sampling_starts_at_what_is_recommended(browser: Browser) -> None:
     model.config = replace(
         model.config, sampling={"temperature": 0.3, "top_p": 0.9, "repetition_penalty": 1.1}
     )
-    with running(model, keys=()) as made, Visits(browser, made.url) as visits:
-        page = visits(settings={"max_tokens": "8"})
+    with running(model, keys=()) as made, Visits(shared_page, made.url) as visits:
+        page = visits(settings={"max_tokens": "8"}, own=True)
         bodies = list[dict[str, Any]]()
         page.on(
             "request",

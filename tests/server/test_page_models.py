@@ -3,22 +3,23 @@
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from pronk.checkpoint.hub.clone_models import tiny_model
-from server.browsing import CHROMIUM, Visits, ask
+from server.browsing import CHROMIUM, SharedPage, Visits, ask
 from server.serving import running_pool
 from server.test_model_pool import loader_of, make_pool
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM"),
+]
 
 
-def test_the_model_is_chosen_on_the_page(browser: Browser) -> None:
+def test_the_model_is_chosen_on_the_page(shared_page: SharedPage) -> None:
     pool = make_pool({"one": tiny_model(), "two": tiny_model()}, "one two")
     pool.preload(pool.find("one"))
-    with running_pool(pool) as (url, _, _), Visits(browser, url) as visit:
+    with running_pool(pool) as (url, _, _), Visits(shared_page, url) as visit:
         page = visit()
         choice = page.get_by_role("combobox", name="Model").first
         expect(choice).to_have_value("one")
@@ -36,10 +37,10 @@ def test_the_model_is_chosen_on_the_page(browser: Browser) -> None:
     pool.finish()
 
 
-def test_a_page_of_one_model_shows_its_name_without_a_choice(browser: Browser) -> None:
+def test_a_page_of_one_model_shows_its_name_without_a_choice(shared_page: SharedPage) -> None:
     pool = make_pool({"one": tiny_model()}, "one")
     pool.preload(pool.find("one"))
-    with running_pool(pool) as (url, _, _), Visits(browser, url) as visit:
+    with running_pool(pool) as (url, _, _), Visits(shared_page, url) as visit:
         page = visit()
         expect(page.locator("#model b")).to_have_text("one")
         expect(page.locator("#model select")).to_have_count(0)

@@ -209,6 +209,7 @@ def drive(served: Running, route: str, mode: Mode, examples: int) -> float:
     return statuses.count(200) / len(statuses)
 
 
+@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize(("route", "mode"), QUICK, ids=str)
 def test_generated_requests_cause_no_server_error(

@@ -100,7 +100,7 @@ class HttpProtocol(H11Protocol):
                 self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Parse data; abort a connection with a body in tiny chunks, which are slow to parse."""
+        """Parse data; refuse a body in tiny chunks, which are slow to parse."""
         cycle = self.cycle
         if cycle is None or not cycle.more_body:
             self._chunk_overhead = 0
@@ -109,8 +109,12 @@ class HttpProtocol(H11Protocol):
         before = len(cycle.body)
         super().data_received(data)
         self._chunk_overhead += len(data) - (len(cycle.body) - before)
-        if self._chunk_overhead > 4 * self.limits.headers:
-            self.transport.abort()
+        maximum = 4 * self.limits.headers
+        if self._chunk_overhead > maximum and not self.transport.is_closing():
+            self.send_400_response(
+                f"body: expected at most {maximum} bytes of chunk sizes, found more; "
+                "send larger chunks, or Content-Length"
+            )
 
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP with an error in OpenAI's format.

@@ -146,6 +146,7 @@ def check_method(method: str, model: Path, llm: LLM, peers: dict[str, Peer]) -> 
     assert len(sampled.token_ids) == TOKENS
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("method", [name for name, spec in PEERS.items() if not spec.reads_gguf])
 def test_tokens_of_peers_that_read_folders(method: str, llm: LLM, peers: dict[str, Peer]) -> None:
@@ -336,6 +337,7 @@ def test_tokens_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             peer.generate(request([0], 1))
 
 
+@pytest.mark.long
 def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = PEERS["llama_server"]

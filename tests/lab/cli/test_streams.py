@@ -67,6 +67,7 @@ def test_standard_error_changes_neither_the_exit_code_nor_the_output(
     streams.test_standard_error_changes_neither_the_exit_code_nor_the_output(run, arguments, fault)
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @NEEDS_FULL
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ KINDS: dict[str, Callable[[Bases], Iterator[Case]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_load_or_are_refused(bases: Bases, loader: Loader, kind: str) -> None:
     cases = sample(KINDS[kind](bases), 8)

@@ -34,6 +34,7 @@ from pronk.server.replicas.messages import GenerateRequest, ReplicaMessage, Requ
 from waiting import HUNG, eventually
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore"),  # of Ray
     pytest.mark.xdist_group("ray"),
 ]
