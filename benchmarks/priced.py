@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -28,7 +28,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.kernels.threads import num_threads
 from pronk.models.decoder import forward_weights
 from pronk.models.forward_batch import BatchEntry, ForwardBatch
-from pronk.models.layer_executor import LayerExecutor
+from pronk.models.layer_executor import ChainJob, LayerExecutor
 from pronk.models.model_runner import ModelRunner
 from pronk.sampling.tree import TokenTree
 
@@ -123,7 +123,7 @@ class PricedClock:
             yield
             return
         run = LayerExecutor.run
-        draft_chain = LayerExecutor.draft_chain
+        draft_chains = LayerExecutor.draft_chains
 
         def priced_run(
             executor: LayerExecutor, batch: ForwardBatch, num_layers: int, *more: Any
@@ -137,24 +137,26 @@ class PricedClock:
                 self._shift += self._factor * price - (thread_time() - began)
             return result
 
-        def priced_chain(executor: LayerExecutor, entry: BatchEntry, *more: Any) -> int:
+        def priced_chains(executor: LayerExecutor, jobs: Sequence[ChainJob]) -> list[int]:
             began = thread_time()
             prices = self._prices_of(executor)
+            (entry,) = [job.entry for job in jobs]
             rows = entry.num_rows
             context = entry.block_table.length
-            passes = draft_chain(executor, entry, *more)
+            passes = draft_chains(executor, jobs)
             if prices is not None:
-                price = prices.at(rows, context) + (passes - 1) * prices.at(1, context + rows)
+                more = (passes[0] - 1) * prices.at(1, context + rows)
+                price = prices.at(rows, context) + more
                 self._shift += self._factor * price - (thread_time() - began)
             return passes
 
-        LayerExecutor.run = priced_run  # type: ignore[method-assign]
-        LayerExecutor.draft_chain = priced_chain  # type: ignore[method-assign]
+        LayerExecutor.run = priced_run  # type: ignore[method-assign, assignment]
+        LayerExecutor.draft_chains = priced_chains  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
             LayerExecutor.run = run  # type: ignore[method-assign]
-            LayerExecutor.draft_chain = draft_chain  # type: ignore[method-assign]
+            LayerExecutor.draft_chains = draft_chains  # type: ignore[method-assign]
 
     @property
     def _factor(self) -> float:

@@ -24,9 +24,9 @@ from pronk.cache.blocks import BlockTable
 from pronk.drafting.shared.token_clusters import cluster_means, cluster_rows
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import describe_hardware
-from pronk.models.forward_batch import BatchEntry, ForwardBatch
+from pronk.models.forward_batch import BatchEntry
 from pronk.models.kernels import load_kernels
-from pronk.models.layer_executor import HeadClusters, draft_chain
+from pronk.models.layer_executor import ChainJob, HeadClusters, draft_chain
 from pronk.models.linear import Linear, WeightLayout, choose_linear
 from pronk.models.program import Program
 from pronk.sampling.tree import TokenTree
@@ -86,20 +86,12 @@ def _program(head: Linear) -> Program:
 
 
 def _draft(program: Program, head: Linear, stage: HeadClusters | None, hidden: int) -> None:
-    batch = ForwardBatch([BatchEntry(BlockTable(), TokenTree.chain([1]), range(1))])
+    entry = BatchEntry(BlockTable(), TokenTree.chain([1]), range(1))
     stream = np.ones((1, hidden), BFLOAT16)
     greedy = SimpleNamespace(seed=0, temperature=0.0)
     sampler: Any = SimpleNamespace(stateless_sampler=greedy, context=[1])
-    draft_chain(
-        program,
-        batch,
-        stream,
-        sampler,
-        vocab_size=head.out_features,
-        max_tokens=_TOKENS,
-        on_token=lambda _: True,
-        ids=stage,
-    )
+    job = ChainJob(entry, sampler, _TOKENS, lambda _: True)
+    draft_chain(program, stream, job, vocab_size=head.out_features, ids=stage)
 
 
 if __name__ == "__main__":

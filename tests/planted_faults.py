@@ -696,6 +696,17 @@ _DRAFTERS = (
         "drafting/from_target/modules/test_final_state.py",
     ),
     Fault(
+        "a head that reads a text does not store its keys and values",
+        "drafting/from_target/modules/eagle.py",
+        '                program.project(layer.qkv, None, layer.config, kv, norms, source="A")\n'
+        "                if only_keys and layer is self.layers[-1]:\n"
+        "                    return\n",
+        "                if only_keys and layer is self.layers[-1]:\n"
+        "                    return\n"
+        '                program.project(layer.qkv, None, layer.config, kv, norms, source="A")\n',
+        "drafting/from_target/test_eagle3.py",
+    ),
+    Fault(
         "the parts of an EAGLE-3 head's feature are in the order of the layers' ends",
         "drafting/from_target/modules/eagle.py",
         'source=collected.get(layer, "stream"), part=(index, count))',

@@ -21,8 +21,8 @@ class TimeEstimate:
         work: noun phrase for all of the work, such as "8 prompts × 2 methods".
         shorter: the options that shorten the command, such as "--limit 1".
         clock: function that returns the time in seconds.
-        first_part: amount of work from which the duration is estimated, in the unit of
-            :meth:`update`. It is more than one where units in turn differ, such as the methods of a
+        first_part: least amount of work from which the duration is estimated, in the unit of
+            :meth:`update`. It is several units where units in turn differ, such as the methods of a
             benchmark.
     """
 
@@ -33,7 +33,7 @@ class TimeEstimate:
         shorter: str,
         clock: Callable[[], float] = time.monotonic,
         *,
-        first_part: float = 1,
+        first_part: float = 0.0,
     ) -> None:
         self._say = say
         self._work = work

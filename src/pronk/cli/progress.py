@@ -39,7 +39,7 @@ def announce(
     shorter: str,
     clock: Callable[[], float] = time.monotonic,
     *,
-    first_part: float = 1,
+    first_part: float = 0.0,
 ) -> Status:
     """Return a function that calls ``status`` and prints the expected duration of the work once.
 

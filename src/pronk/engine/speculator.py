@@ -104,10 +104,9 @@ class Speculator:
         for scheduled in batch:
             if scheduled.num_draft_slots:
                 draft_slots[scheduled.request] = scheduled.num_draft_slots
-        if not draft_slots:
-            self.ledger.begin_step(None, 0)
-            return drafts
         self.ledger.begin_step(self._step_costs(batch), len(draft_slots))
+        if not draft_slots:
+            return drafts
         began = self.seconds
         for proposer, group in _group_by_proposer(draft_slots):
             everything = not self.budget or proposer.capabilities.bypass_budget

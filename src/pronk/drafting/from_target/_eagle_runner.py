@@ -38,12 +38,23 @@ from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.layer_executor import ChainJob, HeadClusters, draft_chain
 from pronk.models.linear import Linear
 from pronk.models.program import Program
-from pronk.sampling.draft_token import DraftLogits, DraftToken
+from pronk.sampling.draft_token import DraftLogits
 from pronk.sampling.tree import TokenTree
 
 Key = TypeVar("Key", bound=Hashable)
 
-_MAX_ROWS = 4  # a pass with more rows per request is counted as reading text, not as drafting
+# Parts of a head's passes, each with a program: keys and values only, for rows whose output nobody
+# reads; the output as well; the logits as well.
+_KEYS = 0
+_OUTPUTS = 1
+_LOGITS = 2
+
+# The pass that drafts reads at most this many rows per request. Of a longer text, all rows but the
+# last one are read before, without their output.
+_MAX_ROWS = 4
+
+# With fewer rows, the fixed duration of a pass would count as that of reading a row.
+_MIN_TIMED_ROWS = 16
 
 
 @dataclass
@@ -76,8 +87,9 @@ class HeadDraft:
 class EagleRunner:
     """Runs a head for several requests in shared passes.
 
-    The head has two programs: part 1 computes logits, and part 0 does not, for rows whose next
-    token is known.
+    The head has a program for each part of a pass (``_KEYS``, ``_OUTPUTS``, ``_LOGITS``). Of a row
+    of the text, later rows read only the keys and values. So reading a text takes a fraction of the
+    arithmetic of the whole head.
 
     As long as this object exists, the target's cache keeps the feature of every token. Raises
     ``OptionError`` if there is no memory for the features or for the head's KV cache.
@@ -90,7 +102,9 @@ class EagleRunner:
         self.module = ModuleRunner(
             target,
             head.config,
-            lambda part, program: head.compile_pass(program, logits=part == 1),
+            lambda part, program: head.compile_pass(
+                program, logits=part == _LOGITS, only_keys=part == _KEYS
+            ),
             first=1,
             pool=runner.draft_pool(head.config),
         )
@@ -178,13 +192,15 @@ class EagleRunner:
         """
         if not self.module.reserve_again(context, 1):
             return None
-        draft = HeadDraft(context)
         cache = context.state
         stop = context.block_table.length - 1
-        while (count := min(CHUNK, stop - most - len(cache.tokens))) > 0:
-            self._read_rows(draft, count)
+        self._read_rows(context, stop - most)
         first = len(cache.tokens) + 2
-        return self._read_rows(draft, stop - len(cache.tokens), logits=True), first
+        tokens, features = self._next_rows(context, stop - len(cache.tokens))
+        entry = BatchEntry(cache.block_table, TokenTree.chain(tokens), range(len(tokens)))
+        _, logits = self._run(ForwardBatch([entry]), features)
+        cache.append(tokens)
+        return logits, first
 
     def extend(self, drafts: Sequence[HeadDraft]) -> None:
         """Run the nodes of all drafts that are not computed yet; each draft must have one."""
@@ -222,43 +238,31 @@ class EagleRunner:
         if not ready:
             return
         for chain in ready:
-            context = chain.context
-            while context.block_table.length - len(context.state.tokens) > CHUNK:
-                self._read_rows(HeadDraft(context), CHUNK)
+            self._read_text(chain.context)
         start_time = self.target.clock()
         with ExitStack() as stack:
             jobs = list[ChainJob]()
             for chain in ready:
                 stack.enter_context(chain.context.sampler.after())
-                jobs.append(self._chain_job(chain, start_time))
+                jobs.append(self._chain_job(chain))
             stack.enter_context(uninterrupted())
             num_passes = self._draft_jobs(ready, jobs)
             for chain, job in zip(ready, jobs, strict=True):
                 chain.context.state.append(job.entry.tree.tokens)
         seconds = self.target.clock() - start_time
-        if sum([job.entry.num_rows for job in jobs]) <= _MAX_ROWS * len(jobs):
-            length = sum([chain.context.state.block_table.length for chain in ready])
-            self.cost_model.learn(
-                len(jobs), length, seconds / num_passes, requests=len(jobs), plain=True
-            )
+        length = sum([chain.context.state.block_table.length for chain in ready])
+        self.cost_model.learn(
+            len(jobs), length, seconds / num_passes, requests=len(jobs), plain=True
+        )
 
-    def _chain_job(self, chain: Chain, start_time: float) -> ChainJob:
+    def _chain_job(self, chain: Chain) -> ChainJob:
         """Return the job of a chain after the rows of the text that are not cached."""
         context = chain.context
         cache = context.state
         tokens = list(context.tokens[len(cache.tokens) + 1 : context.block_table.length + 1])
         last = range(len(tokens) - 1, len(tokens))
         entry = BatchEntry(cache.block_table, TokenTree.chain(tokens), last)
-
-        if len(tokens) <= _MAX_ROWS:
-            return ChainJob(entry, context.sampler, chain.max_tokens, chain.append_and_go_on)
-
-        def append_first(token: DraftToken) -> bool:
-            if not chain.draft_tokens:
-                self.cost_model.learn_prompt(len(tokens), self.target.clock() - start_time)
-            return chain.append_and_go_on(token)
-
-        return ChainJob(entry, context.sampler, chain.max_tokens, append_first)
+        return ChainJob(entry, context.sampler, chain.max_tokens, chain.append_and_go_on)
 
     def _draft_jobs(self, chains: Sequence[Chain], jobs: Sequence[ChainJob]) -> int:
         """Draft the chains of jobs; return the number of passes of the head."""
@@ -273,7 +277,7 @@ class EagleRunner:
             return max(self._on_device.draft_chains(jobs, self.feature, slots))
         (job,) = jobs
         return draft_chain(
-            self.module.program(1),
+            self.module.program(_LOGITS),
             cache.read_feature(self.feature, tables[0], *rows[0]),
             job,
             vocab_size=self._logits_head.out_features,
@@ -291,9 +295,8 @@ class EagleRunner:
         The last row of each becomes its draft's root.
         """
         for draft in drafts:
-            while draft.context.block_table.length - len(draft.context.state.tokens) > CHUNK:
-                self._read_rows(draft, CHUNK)
-        new = [self._next_rows(draft, CHUNK) for draft in drafts]
+            self._read_text(draft.context)
+        new = [self._next_rows(draft.context, _MAX_ROWS) for draft in drafts]
         entries = list[BatchEntry]()
         for draft, (tokens, _) in zip(drafts, new, strict=True):
             block_table = draft.context.state.block_table
@@ -309,28 +312,29 @@ class EagleRunner:
             draft.outputs.append(rows[-1])
             draft.logits.append(scores)
 
-    def _read_rows(
-        self, draft: HeadDraft, count: int, *, logits: bool = False
-    ) -> list[DraftLogits]:
-        """Run the next ``count`` rows of a text and keep them; return their logits if wanted."""
-        tokens, features = self._next_rows(draft, count)
-        block_table = draft.context.state.block_table
-        nodes = range(len(tokens) if logits else 0)
-        entry = BatchEntry(block_table, TokenTree.chain(tokens), nodes)
-        _, scores = self._run(ForwardBatch([entry]), features)
-        draft.context.state.append(tokens)
-        return scores
+    def _read_text(self, context: DraftContext[DraftCache]) -> None:
+        """Read the rows that the cache lacks, apart from the last one, unless they are few."""
+        num_rows = context.block_table.length
+        if num_rows - len(context.state.tokens) > _MAX_ROWS:
+            self._read_rows(context, num_rows - 1)
 
-    def _next_rows(self, draft: HeadDraft, count: int) -> tuple[list[int], Array]:
+    def _read_rows(self, context: DraftContext[DraftCache], stop: int) -> None:
+        """Keep the keys and values of the rows before row ``stop`` that the cache lacks."""
+        while (count := min(CHUNK, stop - len(context.state.tokens))) > 0:
+            tokens, features = self._next_rows(context, count)
+            entry = BatchEntry(context.state.block_table, TokenTree.chain(tokens), range(0))
+            self._run(ForwardBatch([entry]), features, _KEYS)
+            context.state.append(tokens)
+
+    def _next_rows(self, context: DraftContext[DraftCache], count: int) -> tuple[list[int], Array]:
         """Return the tokens and features ``[rows, hidden]`` of the next ``count`` rows of a text.
 
         There may be fewer rows.
         """
-        block_table = draft.context.block_table
-        start = len(draft.context.state.tokens)
-        stop = min(block_table.length, start + count)
-        features = self.target.cache.read_feature(self.feature, block_table, start, stop)
-        return list(draft.context.tokens[start + 1 : stop + 1]), features
+        start = len(context.state.tokens)
+        stop = min(context.block_table.length, start + count)
+        features = self.target.cache.read_feature(self.feature, context.block_table, start, stop)
+        return list(context.tokens[start + 1 : stop + 1]), features
 
     @property
     def _logits_head(self) -> Linear:
@@ -338,30 +342,36 @@ class EagleRunner:
         two_stage = self.head.two_stage_head
         return self.head.head if two_stage is None else two_stage.centroids
 
-    def _run(self, batch: ForwardBatch, features: Array) -> tuple[Array, list[DraftLogits]]:
+    def _run(
+        self, batch: ForwardBatch, features: Array, part: int = _LOGITS
+    ) -> tuple[Array, list[DraftLogits]]:
         """Run rows of several requests.
 
         Each row has the embedding of a token and a feature. ``features`` ``[rows, hidden]`` is
         overwritten with the outputs. Returns the outputs, and the logits of the rows of
-        ``batch.logits_rows``.
+        ``batch.logits_rows``; with the part ``_KEYS``, there are neither.
         """
         start_time = self.target.clock()
         two_stage = self.head.two_stage_head
+        logits: list[DraftLogits] = []
         if self._on_device is not None:
             features, scores = self._on_device.run(batch, features)
             logits = [DraftLogits(row, self.head.draft_ids) for row in scores]
+        elif part == _KEYS:
+            self.module.program(_KEYS).run(batch, features)
         elif two_stage is None:
             scores = np.empty((len(batch.logits_rows), self.head.head.out_features), FLOAT32)
-            self.module.program(int(len(scores) > 0)).run(batch, features, scores)
+            self.module.program(_LOGITS).run(batch, features, scores)
             logits = [DraftLogits(row, self.head.draft_ids) for row in scores]
         else:
-            self.module.program(0).run(batch, features)
+            self.module.program(_OUTPUTS).run(batch, features)
             normed = np.array(features[batch.logits_rows], order="C")
             self._norm.run(None, normed)
             logits = two_stage.logits(normed)
         seconds = self.target.clock() - start_time
-        if batch.num_rows > _MAX_ROWS * len(batch.entries):
-            self.cost_model.learn_prompt(batch.num_rows, seconds)
-        else:
+        if part == _KEYS:
+            if batch.num_rows >= _MIN_TIMED_ROWS:
+                self.cost_model.learn_prompt(batch.num_rows, seconds)
+        elif batch.num_rows <= _MAX_ROWS * len(batch.entries):
             self.cost_model.learn(batch.num_rows, batch.num_committed, seconds, plain=True)
         return features, logits

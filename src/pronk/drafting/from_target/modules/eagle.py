@@ -142,11 +142,14 @@ class EagleHead(TwoStageDecoder):
         self.two_stage_head = TwoStageHead(centroids, linears, tokens, num_best)
         del self.head  # its rows are in the two-stage head
 
-    def compile_pass(self, program: Program, *, logits: bool) -> None:
+    def compile_pass(self, program: Program, *, logits: bool, only_keys: bool = False) -> None:
         """Append a forward pass; with ``logits``, also norm and LM head of requested rows.
 
         The residual stream holds the rows' features at first and the output of the layers at the
         end. That output is the feature of the next draft token's row.
+
+        With ``only_keys``, the output of the rows is not needed: the pass may end when the last
+        layer has stored their keys and values.
         """
         if self.eagle.kind == "mtp":
             self._compile_input(program, self.token_norm, self.feature_norm)
@@ -160,6 +163,8 @@ class EagleHead(TwoStageDecoder):
                 kv = KVSource(index)
                 norms = HeadNorms(layer.q_norm, layer.k_norm)
                 program.project(layer.qkv, None, layer.config, kv, norms, source="A")
+                if only_keys and layer is self.layers[-1]:
+                    return
                 program.attend(layer.config, kv)
                 program.linear(layer.out, source="A", residual=True)
                 program.mlp(layer)
