@@ -204,6 +204,7 @@ def test_elements(page: Page) -> None:
     assert page.evaluate("window.hacked") is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 7]])
 def test_growing_texts_end_like_whole_ones(page: Page, sizes: list[int]) -> None:
     for text in (
@@ -355,6 +356,7 @@ def thinking(texts: list[str], step: int, ids: int, **delta: str) -> list[dict[s
     return [first, *others]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("marks", [False, True])
 def test_thoughts_are_folded(page: Page, marks: bool) -> None:
     if marks:
