@@ -36,7 +36,7 @@ from pronk.engine.outputs import Piece
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.text.guide import Guide
-from waiting import HUNG, until
+from waiting import HUNG, TimeLimits, until
 
 PROMPTS = ["a b c", "one two", "x", "the quick brown fox", "def f(x):", "0 1 2 3 4 5 6 7"]
 
@@ -590,15 +590,27 @@ def test_requests_raise_if_the_thread_dies(llm: LLM, monkeypatch: pytest.MonkeyP
 
 
 def test_tokenization_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    held = threading.Event()
+    times = TimeLimits()
+
+    def encode(_: Any) -> list[int]:
+        begun.set()
+        held.wait(HUNG)
+        return [1]
+
     async def work(engine: AsyncLLM) -> None:
-        monkeypatch.setattr(llm.request_factory, "encode_prompt", lambda _: held.wait(HUNG))
-        with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
-            await engine.generate("x", deadline=0.1)
+        monkeypatch.setattr(llm.request_factory, "encode_prompt", encode)
+        monkeypatch.setattr(asyncio, "timeout", times)
+        generating = asyncio.ensure_future(engine.generate("x", deadline=1.5 * HUNG))
+        await asyncio.to_thread(begun.wait, HUNG)
+        times.end()
+        with pytest.raises(DeadlineError, match=f"after {1.5 * HUNG:.1f} s"):
+            await generating
         assert engine.num_requests == 1, "its thread still works"
         held.set()
         await until(lambda: engine.num_requests == 0)
 
-    held = threading.Event()
     drive(llm, work)
 
 

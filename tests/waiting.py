@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 # Seconds after which an event is taken never to come. Tests with a planted fault set fewer, because
 # some of them end only then.
@@ -40,6 +40,32 @@ class ShiftedClock:
 
     def __call__(self) -> float:
         return time.perf_counter() + self.shift
+
+
+class TimeLimits:
+    """Time limits of ``asyncio`` that pass when a test says so; a stand-in for ``asyncio.timeout``.
+
+    A short limit could pass on a busy machine before the work begins that it is to end.
+    """
+
+    def __init__(self) -> None:
+        self._limits: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+
+    def __call__(self, seconds: float | None) -> asyncio.Timeout:
+        """Return a limit that :meth:`end` ends, whatever ``seconds`` are."""
+        limit = asyncio.Timeout(None)
+        self._limits.append((asyncio.get_running_loop(), limit))
+        return limit
+
+    def end(self) -> None:
+        """Let all limits pass, in their event loops."""
+        for loop, limit in self._limits:
+            loop.call_soon_threadsafe(_pass, limit, loop.time())
+
+
+def _pass(limit: asyncio.Timeout, now: float) -> None:
+    with suppress(RuntimeError):  # its block has ended
+        limit.reschedule(now)
 
 
 @contextmanager

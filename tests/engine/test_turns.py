@@ -12,6 +12,7 @@ import pytest
 from engine.cases import assert_same, drafter, params, text
 from engine.test_scheduler import BLOCK, Fake, add, check, leave, scheduler
 from engine.test_scheduler import advance as write_rows
+from pronk.base.errors import DeadlineError
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.scheduler import MAX_WAIT, ScheduledRequest, Scheduler
@@ -61,7 +62,7 @@ def in_batch(batch: list[ScheduledRequest], tenant: str) -> bool:
     return any(scheduled.request.tenant == tenant for scheduled in batch)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("max_batch", [1, 4])
 def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: int) -> None:
@@ -87,7 +88,7 @@ def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: in
                 # Only a turn of A that has no token yet may keep B out, if A and B do not fit
                 # together.
                 is_excused = (max_batch == 1 or shape == "one huge") and any(
-                    each.has_new_turn for each in plan.running
+                    each.has_new_turn for each in plan.running if each.tenant == "A"
                 )
                 assert clock.now - waits_since < MAX_WAIT or is_excused, (count, number)
                 late += 1
@@ -106,6 +107,31 @@ def test_a_tenant_is_in_the_first_pass_after_the_bound(shape: str, max_batch: in
                 break
         assert sum(each.ended for each in ones) > (2 if max_batch == 1 else len(ones) / 2)
     assert late, "B never had to wait"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_deadline_soon_after_the_bound_is_met(shape: str) -> None:
+    """One pass of five seconds may have begun before the bound, another one follows it; a turn of A
+    that takes the whole cache has one more.
+    """
+    num_passes = 3 if shape == "one huge" else 2
+    for bound in (MAX_WAIT, float("inf")):
+        dice = random.Random(5)
+        clock = Clock()
+        plan = scheduler(NUM_BLOCKS, max_batch=4, clock=clock)
+        plan.max_wait = bound
+        add(plan, *flood(shape, 40, dice))
+        request = Fake(4, 1, tenant="B", deadline=MAX_WAIT + 5.0 * num_passes)
+        for number, _ in enumerate(passes(plan, clock, dice)):
+            plan.expire()
+            if number == 0:
+                add(plan, request)
+            if request.ended:
+                break
+        if bound == MAX_WAIT:
+            assert request.result.error is None
+        elif shape != "long prompts":
+            assert isinstance(request.result.error, DeadlineError)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -22,7 +22,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+import latent_models
+import mamba_models
 import mutations
+import recurrent_models
 from adapters import write_adapter
 from checkpoints import VOCAB, make_checkpoint
 from drafting.from_target.random_assistant import write_for_llama
@@ -122,6 +125,21 @@ _GGUF_FAMILIES = (
     "phi3",
     "qwen3_moe",
 )
+# Families with keys of their own in GGUF files: recurrent layers, and latent attention.
+_OTHER_GGUF = {
+    "qwen3_5_text": recurrent_models.write_gguf,
+    "falcon_h1": mamba_models.write_gguf,
+    "deepseek_v2": latent_models.write_gguf,
+}
+_MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+_POOLING = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+_ACCEPTANCE = {
+    "format": "pronk-head-acceptance/1",
+    "counts": [[-1, 1, 0, 9.0, 4.0], [3, 2, 2, 5.0, 0.0]],
+}
 _FORMATS = (
     "gptq-4-order",
     "awq",
@@ -173,6 +191,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name], _ = write_quantized(plain, root / name, FORMATS[name])
     for family in _GGUF_FAMILIES:
         made[f"{family}.gguf"] = convert(made[family], root / f"{family}.gguf", "F16")
+    for family, write in _OTHER_GGUF.items():
+        made[f"{family}.gguf"] = write(made[family], root / f"{family}.gguf")
     image = mutations.read_gguf(made["llama.gguf"].read_bytes())
     made["pieces.gguf"] = root / "pieces.gguf"
     made["pieces.gguf"].write_bytes(mutations.with_sentencepiece(image).to_bytes())
@@ -184,7 +204,24 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name] = root / name
         shutil.copytree(made["llama"], made[name])
         tokenizer.save(str(made[name] / "tokenizer.json"))
+    made |= _folders_with_more_files(root, made)
     return made | _drafter_bases(root) | _cache_bases(root, made["llama"])
+
+
+def _folders_with_more_files(root: Path, made: dict[str, Path]) -> dict[str, Path]:
+    """Return an embedding model, and a quantized one whose options have a file of their own."""
+    embedding = root / "embedding"
+    shutil.copytree(made["llama"], embedding)
+    (embedding / "modules.json").write_text(json.dumps(_MODULES))
+    (embedding / "1_Pooling").mkdir()
+    (embedding / "1_Pooling" / "config.json").write_text(json.dumps(_POOLING))
+    gptq = root / "gptq"
+    shutil.copytree(made["gptq-4-order"], gptq)
+    document = read(gptq / "config.json")
+    options = document.pop("quantization_config")
+    (gptq / "config.json").write_text(json.dumps(document))
+    (gptq / "quantize_config.json").write_text(json.dumps(options))
+    return {"embedding": embedding, "gptq": gptq}
 
 
 def _tokenizers() -> dict[str, tokenizers.Tokenizer]:
@@ -239,9 +276,11 @@ def _drafter_bases(root: Path) -> dict[str, Path]:
     )
     eagle = random_head(Form("eagle3", vocab=VOCAB))
     mtp = random_head(Form("mtp", vocab=VOCAB, draft=VOCAB, norm_output=True, own_head=False))
+    head = write_head(eagle, root / "eagle3")
+    (head / "acceptance.json").write_text(json.dumps(_ACCEPTANCE))
     return {
         "target": target,
-        "eagle3": write_head(eagle, root / "eagle3"),
+        "eagle3": head,
         "mtp": write_head(mtp, root / "mtp", "mtp"),
         "gemma4_assistant": write_for_llama(root / "assistant", VOCAB, 64, clusters=12),
     }
@@ -281,15 +320,28 @@ def _other_json_cases(bases: dict[str, Path]) -> Iterator[Case]:
         ("llama", "special_tokens_map.json", ("cls_token",)),
         ("sharded", "model.safetensors.index.json", ()),
         ("adapter", "adapter_config.json", _ADAPTER_KEYS),
+        ("gptq", "quantize_config.json", ("sym", "checkpoint_format", "dynamic")),
+        ("embedding", "1_Pooling/config.json", ("pooling_mode", "pooling_mode_cls_token")),
     ):
         document = read(bases[base] / file)
         request = _adapter_request(bases) if base == "adapter" else _MODEL
         for mutation in (*mutations.json_values(document, extra), *mutations.json_texts(document)):
             yield Case(file, bases[base], file, mutation, request)
+    for mutation in _module_lists():
+        yield Case("modules.json", bases["embedding"], "modules.json", mutation)
     for mutation in mutations.json_texts(read(bases["llama"] / "config.json")):
         yield Case("config.json text", bases["llama"], "config.json", mutation)
     for mutation in _shard_names(read(bases["sharded"] / "model.safetensors.index.json")):
         yield Case("names of shards", bases["sharded"], "model.safetensors.index.json", mutation)
+
+
+def _module_lists() -> Iterator[Mutation]:
+    """Yield changed lists of modules: ``mutations`` changes objects."""
+    for mutation in mutations.json_values({"list": _MODULES}):
+        text = json.dumps(json.loads(mutation.make()).get("list")).encode()
+        yield mutation._replace(make=partial(bytes, text))
+    for mutation in mutations.json_texts({"list": _MODULES}):
+        yield mutation
 
 
 def _shard_names(document: dict[str, Any]) -> Iterator[Mutation]:
@@ -330,7 +382,7 @@ def _tokenizer_cases(bases: dict[str, Path]) -> Iterator[Case]:
 
 
 def _gguf_cases(bases: dict[str, Path]) -> Iterator[Case]:
-    names = [f"{name}.gguf" for name in (*_GGUF_FAMILIES, "pieces")]
+    names = [f"{name}.gguf" for name in (*_GGUF_FAMILIES, *_OTHER_GGUF, "pieces")]
     files = [(bases[name], name, _MODEL) for name in names]
     files += [(bases["split"], name, Request(f"{THIS}/{_SPLIT[0]}")) for name in _SPLIT]
     for base, file, request in files:
@@ -352,6 +404,12 @@ def _drafter_cases(bases: dict[str, Path]) -> Iterator[Case]:
         document = read(base / "config.json")
         for mutation in (*mutations.json_values(document), *mutations.json_texts(document)):
             yield Case("head", base, "config.json", mutation, request)
+        if name == "eagle3":
+            for mutation in (
+                *mutations.json_values(_ACCEPTANCE),
+                *mutations.json_texts(_ACCEPTANCE),
+            ):
+                yield Case("acceptance", base, "acceptance.json", mutation, request)
         for mutation in mutations.safetensors_files((base / "model.safetensors").read_bytes()):
             yield Case("head weights", base, "model.safetensors", mutation, request)
 
@@ -507,3 +565,8 @@ def test_files_load_or_are_refused(bases: dict[str, Path], loader: Loader, kind:
 def test_many_files_load_or_are_refused(bases: dict[str, Path], loader: Loader, kind: str) -> None:
     """The same, with thousands of files."""
     check(sample(_KINDS[kind](bases), 1000), loader)
+
+
+@pytest.mark.slow
+def test_there_are_at_least_two_thousand_files(bases: dict[str, Path]) -> None:
+    assert sum(len(sample(cases(bases), 1000)) for cases in _KINDS.values()) >= 2000

@@ -37,14 +37,22 @@ from pronk.server.service import Service
 from pronk.server.settings import RequestLimits, ServerSettings
 from pronk.text.tokenizer import Tokenizer
 from server.serving import KEY, Running, running
-from waiting import HUNG, ShiftedClock, eventually, until
+from waiting import HUNG, ShiftedClock, TimeLimits, eventually, until
 
 OTHER = "another-key-for-tests"
 SMALL = {"prompt": "Hi", "max_tokens": 2}
 LONG = {"prompt": "def f(x):", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.0}
+TEXT = {"type": "string", "minLength": 1000}
 TOOL = {
     "type": "function",
-    "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+    "function": {"name": "f", "parameters": {"properties": {"a": TEXT}, "required": ["a"]}},
+}
+CALL = {
+    "messages": [{"role": "user", "content": "x"}],
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "max_tokens": 1500,
+    "temperature": 1.0,
 }
 
 
@@ -76,7 +84,8 @@ def sent(made: Running, body: dict[str, Any]) -> Iterator[None]:
     """
     url = httpx.URL(made.url)
     data = json.dumps(body).encode()
-    head = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {KEY}"]
+    route = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    head = [f"POST {route} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {KEY}"]
     head += [f"Content-Length: {len(data)}", "Content-Type: application/json", "", ""]
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -89,10 +98,13 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "prompts x n": [LONG | {"prompt": ["a", "b"] * 4, "n": 4}],
     "long streams": [LONG | {"stream": True}] * 32,
     "guides": [LONG | {"guided_regex": "a{1000,1500}", "ignore_eos": False}] * 24,
+    "tools": [CALL] * 24,
     "high priority": [LONG | {"priority": 1000}] * 32,
     "long prompts": [LONG | {"prompt": "x " * 500}] * 20,
 }
 
+
+USUAL = {"prompts x n", "guides", "tools"}  # the other shapes are slow tests
 
 PASS_SECONDS = 0.1  # that each forward pass takes at least, on the clock of the scheduler
 
@@ -133,8 +145,10 @@ class Passes:
         return batch
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=() if shape in USUAL else pytest.mark.slow) for shape in SHAPES],
+)
 def test_a_key_is_served_while_another_one_floods_the_server(
     shared: Running, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,22 +400,25 @@ def test_reading_ends_between_texts(
 
     monkeypatch.setattr(RequestFactory, "encode_prompt", wait)
     request, method = many_texts(kind)
-    seconds = 0.05 if end == "time" else 2 * HUNG
+    times = TimeLimits()
 
     async def main() -> None:
         async with AsyncLLM(model) as engine:
-            limits = RequestLimits(prompts=200, seconds=seconds)
+            limits = RequestLimits(prompts=200)
             service = Service(engine, ServerSettings("tiny", limits=limits))
             answering = asyncio.ensure_future(getattr(service, method)(request, "a"))
             await asyncio.to_thread(begun.wait, HUNG)
             if end == "client":
                 answering.cancel()
-            with pytest.raises((DeadlineError, asyncio.CancelledError)):
+            else:
+                times.end()
+            with pytest.raises(DeadlineError if end == "time" else asyncio.CancelledError):
                 await answering
             gate.set()
             await until(lambda: not service.is_busy)
         assert 1 <= num_read <= 64
 
+    monkeypatch.setattr(asyncio, "timeout", times)
     asyncio.run(main())
 
 
@@ -430,18 +447,20 @@ def test_reading_keeps_its_place_until_its_thread_has_ended(
 
     async def main() -> None:
         async with AsyncLLM(model, shared=True) as engine:
-            limits = RequestLimits(seconds=0.05)
-            service = Service(engine, ServerSettings("tiny", keys=(KEY, OTHER), limits=limits))
+            service = Service(engine, ServerSettings("tiny", keys=(KEY, OTHER)))
             monkeypatch.setattr(service, "_tokenize", wait)
             request = TokenizeRequest.model_validate({"prompt": "Hi"})
             reading = asyncio.ensure_future(service.tokenize(request, "a"))
             await asyncio.to_thread(begun.wait, HUNG)
+            times.end()
             with pytest.raises(DeadlineError, match="expected the prompt to be read within"):
                 await reading
             assert service.is_busy
             gate.set()
             await until(lambda: not service.is_busy)
 
+    times = TimeLimits()
+    monkeypatch.setattr(asyncio, "timeout", times)
     asyncio.run(main())
 
 

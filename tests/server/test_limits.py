@@ -1,5 +1,6 @@
 """Limits, unknown fields and API keys: every refusal has its own status and code."""
 
+import asyncio
 import json
 import subprocess
 import threading
@@ -16,7 +17,7 @@ from pronk.drafting.registry import REGISTRY, make_drafter
 from pronk.llm import LLM
 from pronk.server.settings import RequestLimits, ServerSettings
 from server.serving import KEY, Running, hold_requests, running
-from waiting import HUNG, ShiftedClock, eventually
+from waiting import HUNG, ShiftedClock, TimeLimits, eventually
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT = {"prompt": "Hi", "max_tokens": 2}
@@ -473,13 +474,21 @@ def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.Monke
     assert select.__wrapped__("draft_model") is held
 
 
+class Held(threading.Event):
+    """Event that tokenization of prompts waits for; ``begun`` is set when it begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+
 @pytest.fixture
-def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Event that tokenization of prompts waits for."""
-    event = threading.Event()
+def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    event = Held()
     read = model.request_factory.encode_prompt
 
     def slow(prompt: Any) -> list[int]:
+        event.begun.set()
         event.wait(HUNG)
         return read(prompt)
 
@@ -493,9 +502,7 @@ def _ask(made: Running) -> httpx.Response:
         return client.post("/v1/completions", json=TEXT)
 
 
-def test_requests_beyond_the_limit_are_refused_before_tokenization(
-    model: LLM, held: threading.Event
-) -> None:
+def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, held: Held) -> None:
     with running(model, limits=RequestLimits(requests=2)) as made, ThreadPoolExecutor(2) as pool:
         service = made.server.models.models[0].service
         assert service is not None
@@ -509,10 +516,17 @@ def test_requests_beyond_the_limit_are_refused_before_tokenization(
         assert not service.is_busy
 
 
-def test_slow_tokenization_ends_with_408(model: LLM, held: threading.Event) -> None:
-    with running(model, limits=RequestLimits(seconds=0.2)) as made:
+def test_slow_tokenization_ends_with_408(
+    model: LLM, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = TimeLimits()
+    monkeypatch.setattr(asyncio, "timeout", times)
+    with running(model) as made, ThreadPoolExecutor(1) as pool:
         try:
-            assert _ask(made).status_code == 408
+            asked = pool.submit(_ask, made)
+            assert held.begun.wait(HUNG)
+            times.end()
+            assert asked.result(HUNG).status_code == 408
             assert made.server.models.is_busy, "its thread still works"
         finally:
             held.set()

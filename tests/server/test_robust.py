@@ -368,13 +368,22 @@ def test_disconnect_within_the_body(served: Running) -> None:
     assert served.drained
 
 
+def is_closed(sock: socket.socket) -> bool:
+    """Wait for the server; return whether it closes the connection without an answer."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
 def test_clients_that_send_no_head_are_disconnected(model: LLM) -> None:
     with running(model, limits=RequestLimits(receive_seconds=0.3)) as made:
         with connected(made) as sock:  # the client sends nothing
-            assert sock.recv(1) == b""
+            assert is_closed(sock)
         with connected(made) as sock:  # the client sends half of a head
-            sock.sendall(b"GET /health HTTP/1.1\r\nHo")
-            assert sock.recv(1) == b""
+            with suppress(ConnectionError):  # the time may be over before
+                sock.sendall(b"GET /health HTTP/1.1\r\nHo")
+            assert is_closed(sock)
         assert eventually(lambda: not made.server.server_state.connections)
 
 
@@ -589,9 +598,10 @@ def lines_of(
             assert resumed.wait(HUNG)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("signals", [1, 2])
-def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
+def test_the_first_signal_drains_and_the_second_stops(
+    signals: tuple[signal.Signals, ...],
+) -> None:
     """The stream is longer than all buffers, so that it ends only after the client has read on."""
     with Process("--access-log", "--drain", str(HUNG)) as made:
         found = list[str]()
@@ -601,18 +611,18 @@ def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
         thread = Thread(target=lines_of, args=(made, body, found, begun, resumed))
         thread.start()
         assert begun.wait(HUNG)
-        made.process.send_signal(signal.SIGTERM)
+        made.process.send_signal(signals[0])
         assert eventually(lambda: made.state("/ready") == 503)
         assert made.state("/health") == 200
         assert made.state("/v1/completions", {"prompt": "x"}) == 503
-        if signals == 2:
-            made.process.send_signal(signal.SIGTERM)
+        for each in signals[1:]:
+            made.process.send_signal(each)
         resumed.set()
         _, log = made.process.communicate(timeout=HUNG)
         thread.join(HUNG)
         assert made.process.returncode == 0
-        assert (found[-2:] == ["data: [DONE]", ""]) == (signals == 1)
-        if signals == 2:  # a short request may end before the server sees the signal
+        assert (found[-2:] == ["data: [DONE]", ""]) == (len(signals) == 1)
+        if len(signals) == 2:  # a short request may end before the server sees the signal
             assert b"waiting for 1 request; press Ctrl-C again to stop now" in log
         assert b"/v1/completions" in log
         assert b"def f(x)" not in log

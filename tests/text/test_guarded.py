@@ -147,9 +147,9 @@ PREFIX = {
 UNUSABLE: dict[str, dict[str, Any]] = {
     ("normalizers that make texts "
     "long"): {"normalizer": {"type": "Sequence", "normalizers": [LONG] * 5}},
-    "decoders that make texts long": {"decoder": {"type": "Sequence", "decoders": [LONG] * 5}},
     "an expression that is none": {"normalizer": replace("(", "", "Regex")},
     "a damaged table": {"normalizer": precompiled("EAAAAP///////////////////2FiYwA=")},
+    "decoders that make texts long": {"decoder": {"type": "Sequence", "decoders": [LONG] * 5}},
     "an empty table": {"normalizer": precompiled("AAAA")},
     "pieces without length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "a cut beyond the "
