@@ -34,8 +34,8 @@ TILE_ROWS = 64
 # Maximum number of outputs of a tile.
 _TILE_OUTPUTS = 128
 # Number of programs that a product of few rows is divided into, if the matrix is large enough:
-# about two for each of the 132 multiprocessors of an H100 or H200. Another GPU has the same number,
-# so that it has the same bits.
+# about two for each of the 132 multiprocessors of an H100 or H200. It is the same for all GPUs, so
+# that they add blocks in the same order. Sums inside of their tensor cores may still differ.
 _PROGRAMS = 256
 _MAX_SPLITS = 8
 # Minimum number of blocks of inputs in a split: shorter ones would mostly wait for a first load.
@@ -206,7 +206,8 @@ def _add_product(
     if UPCASTS:
         x = x.to(tl.float32)
         weights = weights.to(tl.float32)
-    # products of float32 by three products of their parts, with an error near that of float32
+    # A product of float32 numbers is computed as three products of their parts in TF32, with an
+    # error near that of float32.
     return tl.dot(x, tl.trans(weights), sums, input_precision="tf32x3")
 
 
