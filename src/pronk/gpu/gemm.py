@@ -40,6 +40,9 @@ _PROGRAMS = 256
 _MAX_SPLITS = 8
 # Minimum number of blocks of inputs in a split: shorter ones would mostly wait for a first load.
 _MIN_BLOCKS = 4
+# Number of blocks of a product that are loaded ahead, by the bytes of an activation: as many as fit
+# the shared memory.
+NUM_STAGES = {2: 3, 4: 2}
 # Maximum number of rows of a launch, which limits the memory of partial sums.
 _LAUNCH_ROWS = 512
 
@@ -119,7 +122,7 @@ def _multiply_rows(x: Tensor, matrix: GpuMatrix, y: Tensor) -> None:
         SPLIT_BLOCKS=plan.split_blocks,
         UPCASTS=UPCASTS,
         num_warps=4,
-        num_stages=3 if x.element_size() == 2 else 2,  # as many as fit the shared memory
+        num_stages=NUM_STAGES[x.element_size()],
         **OPTIONS,
     )
     block = 1024
