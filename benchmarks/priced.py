@@ -57,6 +57,22 @@ class Prices(NamedTuple):
         short = self.seconds[low] + slope * (rows - ROWS[low])
         return short + self.per_token * (context - CONTEXTS[0])
 
+    def with_products(self, speed: float) -> Prices:
+        """Return an estimate for a processor that multiplies ``speed`` times as fast.
+
+        Its memory, and all that is neither reading weights nor multiplying, are as fast as here. A
+        pass over one row is taken to read weights, and the difference of the two largest passes up
+        to 32 rows to multiply.
+        """
+        low, high = ROWS.index(16), ROWS.index(32)
+        row = (self.seconds[high] - self.seconds[low]) / (ROWS[high] - ROWS[low])
+        read = self.seconds[0]
+        found = list[float]()
+        for rows, seconds in zip(ROWS, self.seconds, strict=True):
+            rest = max(0.0, seconds - max(read, row * rows))
+            found.append(max(read, row * rows / speed) + rest)
+        return Prices(tuple(accumulate(found, max)), self.per_token)
+
 
 def measure(runner: ModelRunner, rounds: int = 25) -> Prices:
     """Measure a model's forward passes in turn; return the medians over rounds."""
@@ -100,8 +116,14 @@ class PricedClock:
         slow_from: time from which forward passes take twice as long, as beside a busy process.
     """
 
-    def __init__(self, table: Path | None = None) -> None:
-        """Create a clock; ``table`` is a file that keeps measured prices for later runs."""
+    def __init__(self, table: Path | None = None, products: float = 1.0) -> None:
+        """Create a clock.
+
+        Args:
+            table: file that keeps measured prices for later runs.
+            products: how many times as fast as here products are (:meth:`Prices.with_products`).
+        """
+        self._products = products
         self.slow_from = math.inf
         self._table = table
         self._shift = 0.0
@@ -189,4 +211,4 @@ class PricedClock:
             if self._table is not None:
                 save_result("table", self._table, json.dumps(kept))
         seconds, per_token = kept[name]
-        return Prices(tuple(seconds), per_token)
+        return Prices(tuple(seconds), per_token).with_products(self._products)

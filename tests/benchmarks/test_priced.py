@@ -31,3 +31,16 @@ def test_all_parts_of_a_model_read_the_clock(priced: Any) -> None:
     assert len(stats.steps) == 9
     # The passes took their prices, by the clock that the statistics read.
     assert 0 < stats.target_seconds < stats.total_seconds < clock() - before
+
+
+def test_prices_of_faster_products(priced: Any) -> None:
+    """Up to four rows, reading 4 ms of weights takes longer than products of 1 ms a row."""
+    seconds = tuple(0.5 + max(4.0, 1.0 * rows) for rows in priced.ROWS)
+    here = priced.Prices(seconds, per_token=0.01)
+    assert here.with_products(1.0) == pytest.approx(here)
+    other = here.with_products(4.0)
+    expected = tuple(0.5 + max(4.0, 0.25 * rows) for rows in priced.ROWS)
+    for found, want in zip(other.seconds, expected, strict=True):
+        assert found == pytest.approx(want, abs=0.51)  # the rest of one row counts as reading
+    assert other.at(16, priced.CONTEXTS[0]) < here.at(8, priced.CONTEXTS[0])
+    assert here.with_products(0.5).at(4, 100) > 1.5 * here.at(4, 100)
