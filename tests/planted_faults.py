@@ -1789,6 +1789,34 @@ _GPU = (
         "    tokens = tuple([walked[node] for node in nodes[:-1]])\n",
         "gpu/test_walk.py::test_walks_are_those_of_the_engine",
     ),
+    Fault(
+        "graphs of a GPU read the rotations of shorter texts after these were freed",
+        "gpu/rotations.py",
+        "        self.version += 1\n",
+        "        pass\n",
+        "gpu/test_graphs.py::test_longer_texts_replace_the_tables_of_graphs",
+    ),
+    Fault(
+        "graphs of a GPU write to a pool that was freed",
+        "gpu/model.py",
+        "        return self.pool.version, self._rotations.version\n",
+        "        return 0, self._rotations.version\n",
+        "gpu/test_graphs.py::test_a_new_pool_replaces_the_tensors_of_graphs",
+    ),
+    Fault(
+        "the duration of a pass on a GPU is that of its launches",
+        "gpu/runner.py",
+        "        wait_for_device(self.steps.model.device)\n        seconds = self.clock() - start_time\n",
+        "        seconds = self.clock() - start_time\n        wait_for_device(self.steps.model.device)\n",
+        "gpu/test_graphs.py::test_durations_include_the_work_of_the_device",
+    ),
+    Fault(
+        "the cost of a pass on a GPU includes the compilation of its kernels",
+        "gpu/graphs.py",
+        "            self._paused += self._clock() - began\n",
+        "            pass\n",
+        "gpu/test_graphs.py::test_a_clock_stands_still_during_recordings",
+    ),
 )
 
 FAULTS = (

@@ -4,20 +4,26 @@
     python benchmarks/gpu/run.py results.jsonl --parts b c    # some of them
     TRITON_INTERPRET=1 python benchmarks/gpu/run.py results.jsonl --tiny      # without a GPU
 
+On a machine without a network, where pronk cannot be installed, ``prepare.py`` makes it ready::
+
+    python benchmarks/gpu/prepare.py build/site
+    PYTHONPATH=src:build/site python benchmarks/gpu/run.py results.jsonl
+
 Each part is a process with a time limit of its own, and appends its results, one JSON object each,
 to the file as soon as it has them. A part that fails or exceeds its limit does not end the run, and
 a drafter that fails does not end part a. The limits of all parts are 9 minutes together. The parts:
 
-    a  the tests of the kernels; ten drafters against plain decoding on a random model of 160 M
-       weights (``grammar`` needs llguidance)
+    a  the tests of the runner, whose output is written beside the results (``.tests.txt``); ten
+       drafters against plain decoding on a random model of 160 M weights (``grammar`` needs
+       llguidance)
     b  ms of a captured step of Llama 8B's shape in bfloat16, over 1 to 128 rows after 128 and 8,000
        tokens, against its floor: bytes of the weights and keys over the measured bandwidth
     c  the same in 4 bits, in groups of 32
     d  a step of 32 requests; a prompt of 4,000 tokens against torch's own products
     e  lookahead: a step with the rows of windows 1 to 15, and one device's share of the rows of the
        largest window if 2, 4 or 8 devices divided them (simulated)
-    f  the processor: passes of a random model of 900 M weights in 4 bits on 1 to 16 threads
-    g  transformers with a static cache and torch.compile, on the model of b
+    f  the processor: passes of a random model of 900 M weights in 4 bits on 16 to 1 threads
+    g  transformers with a static cache and torch.compile, on 8 layers of the model of b
 
 Weights are random, so texts are noise and acceptance means nothing. If memory or time are short,
 ``--layers 8`` computes a part of the layers; the figures are then of these layers.
@@ -27,10 +33,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -41,6 +49,8 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from safetensors.torch import save_file as save_tensors
 
 from pronk import LLM, Guide, SamplingParams
 from pronk.backends import (
@@ -49,7 +59,9 @@ from pronk.backends import (
     Decoder,
     ForwardBatch,
     ModelConfig,
+    ModelRunner,
     Norm,
+    StatelessSampler,
     choose_kernels,
 )
 from pronk.base.arrays import BFLOAT16, FLOAT32
@@ -59,6 +71,7 @@ from pronk.gpu.model import GpuModel
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.runner import GpuRunner
 from pronk.gpu.weights import GpuLinear, GpuMatrix, padded_inputs
+from pronk.kernels.threads import set_threads
 from pronk.sampling.tree import TokenTree
 from pronk.testing import tiny_checkpoint
 
@@ -67,11 +80,15 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {"a": 170, "b": 90, "c": 60, "d": 55, "e": 40, "f": 70, "g": 55}
 # Seconds of part a that the tests may take; the drafters have the rest.
 TESTS_LIMIT = 80
+# The tests of part a, those that matter most first. Without test_compile.py, which needs no device.
+TESTS = ("kernels", "equality", "walk", "chains", "graphs", "head", "device")
 SLOWER = 10  # factor of the limits of a run without a GPU
 ROWS = (1, 4, 16, 64, 128)
 CONTEXTS = (128, 8000)
 GROUP = 32  # inputs per scale of 4-bit weights
 ROUNDS = 30
+THREADS = (16, 8, 4, 2, 1)  # the fastest first
+TRANSFORMERS_LAYERS = 8  # more take too long to initialize and compile
 DRAFTERS = (
     "suffix",
     "prompt_lookup(min_ngram=1)",
@@ -245,7 +262,14 @@ def text_of(runner: GpuRunner, tokens: int, rows: int) -> BlockTable:
 
 
 def chain(table: BlockTable, rows: int) -> BatchEntry:
-    return BatchEntry(table, TokenTree.chain([7] * rows), range(rows))
+    """Return a chain to verify, as the engine makes it for a greedy request."""
+    tree = TokenTree.chain([7] * rows)
+    return BatchEntry(table, tree, range(rows), stateless_sampler=StatelessSampler(0.0, 0))
+
+
+def seconds_of_pass(runner: ModelRunner, entries: Sequence[BatchEntry], rounds: int) -> float:
+    """Return the median duration of a pass, the host's work for its batch included."""
+    return seconds(lambda: runner.forward(ForwardBatch(entries)), rounds)
 
 
 def check(report: Report, options: argparse.Namespace) -> None:
@@ -256,20 +280,43 @@ def check(report: Report, options: argparse.Namespace) -> None:
 
 
 def run_tests(report: Report, options: argparse.Namespace) -> None:
-    """Run the tests of the GPU runner, or a few of them."""
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-x", "-n0", "-p", "no:cacheprovider"]
+    """Run the tests of the GPU runner, or a few of them; also report those of an unfinished run."""
+    # Other versions of packages may warn, which the project's own options make an error.
+    command = [sys.executable, "-m", "pytest", "-v", "-W", "default", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=--import-mode=importlib", "-m", "not slow"]
+    command += [f"tests/gpu/test_{name}.py" for name in TESTS]
     limit = TESTS_LIMIT
     if options.tiny:
         command += ["-k", "norms"]
         limit *= SLOWER
-    try:
-        done = subprocess.run(  # noqa: S603 - this repository's tests
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        report.add("tests", code=None, end=[f"not ended after {limit} seconds"])
-        return
-    report.add("tests", code=done.returncode, end=done.stdout.splitlines()[-3:])
+    output = options.results.with_suffix(".tests.txt")
+    code = None
+    with output.open("w", encoding="utf-8") as file, suppress(subprocess.TimeoutExpired):
+        code = subprocess.run(  # noqa: S603 - this repository's tests
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=limit,
+        ).returncode
+    lines = output.read_text(encoding="utf-8").splitlines()
+    report.add("tests", code=code, **count_tests(lines), end=lines[-3:])
+
+
+def count_tests(lines: Sequence[str]) -> dict[str, Any]:
+    """Return the results of finished tests in the output of ``pytest -v``."""
+    passed = 0
+    failed = list[str]()
+    for line in lines:
+        name, _, result = line.partition(" ")
+        if not name.startswith("tests/"):
+            continue
+        passed += result.startswith("PASSED")
+        if result.startswith(("FAILED", "ERROR")):
+            failed.append(name)
+    return {"passed": passed, "failed": failed}
 
 
 def compare_drafters(report: Report, options: argparse.Namespace, folder: Path) -> None:
@@ -383,8 +430,8 @@ def measure_steps(report: Report, options: argparse.Namespace, weights: str) -> 
         floor = read_bytes(runner, tokens) / speed
         for rows in (1, 4) if options.tiny else ROWS:
             table = text_of(runner, tokens, rows)
-            batch = ForwardBatch([chain(table, rows)])
-            took = seconds(lambda batch=batch: runner.forward(batch), 2 if options.tiny else ROUNDS)
+            rounds = 2 if options.tiny else ROUNDS
+            took = seconds_of_pass(runner, [chain(table, rows)], rounds)
             runner.cache.release(table)
             report.add(
                 "step",
@@ -403,8 +450,8 @@ def measure_batch(report: Report, options: argparse.Namespace) -> None:
     count, tokens = (2, 16) if options.tiny else (32, 4000)
     runner = random_runner(options, "plain", requests=1 + count // 4)
     tables = [text_of(runner, 16 if options.tiny else 1000, 1) for _ in range(count)]
-    batch = ForwardBatch([chain(table, 1) for table in tables])
-    report.add("batch", requests=count, ms=1e3 * seconds(lambda: runner.forward(batch), 5))
+    took = seconds_of_pass(runner, [chain(table, 1) for table in tables], 5)
+    report.add("batch", requests=count, ms=1e3 * took)
     for table in tables:
         runner.cache.release(table)
 
@@ -447,8 +494,7 @@ def measure_lookahead(report: Report, options: argparse.Namespace) -> None:
         {1, *(8 * window for window in windows), *(largest // n for n in (2, 4, 8))}
     ):
         table = text_of(runner, tokens, rows)
-        batch = ForwardBatch([chain(table, rows)])
-        of_rows[rows] = seconds(lambda batch=batch: runner.forward(batch), 5)
+        of_rows[rows] = seconds_of_pass(runner, [chain(table, rows)], 5)
         runner.cache.release(table)
     for window in windows:
         ratio = of_rows[8 * window] / of_rows[1]
@@ -461,24 +507,43 @@ def measure_lookahead(report: Report, options: argparse.Namespace) -> None:
 def measure_processor(report: Report, options: argparse.Namespace) -> None:
     """Part f."""
     with tempfile.TemporaryDirectory() as name:
-        layers, hidden = (1, 64) if options.tiny else (24, 2048)
-        folder = tiny_checkpoint(Path(name), layers=layers, hidden=hidden)
-        for threads in (1, 2, 4, 8, 16):
-            llm = LLM(folder, weights="int4", threads=threads, drafter="autoregressive")
+        layers, hidden = (2, 64) if options.tiny else (24, 2048)
+        folder = tiny_checkpoint(Path(name) / "model", layers=1, hidden=hidden)
+        repeat_layer(folder, layers)
+        llm = LLM(folder, weights="int4", threads=THREADS[0], drafter="autoregressive")
+        runner = llm.engine.runner
+        for threads in THREADS:
+            set_threads(threads, workers=1)
             for rows in (1, 4, 16):
-                table = text_of(llm.engine.runner, 64, rows)
-                batch = ForwardBatch([chain(table, rows)])
-                runner = llm.engine.runner
-                took = seconds(lambda run=runner, batch=batch: run.forward(batch), 9)
-                llm.engine.cache.release(table)
+                table = text_of(runner, 64, rows)
+                took = seconds_of_pass(runner, [chain(table, rows)], 9)
+                runner.cache.release(table)
                 report.add("processor", threads=threads, rows=rows, ms=1e3 * took)
-            llm.close()
+        llm.close()
+
+
+def repeat_layer(folder: Path, layers: int) -> None:
+    """Give a checkpoint of one layer copies of this layer; store all weights in bfloat16.
+
+    Random numbers for each layer would take most of the time of part f.
+    """
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
+    for name in [name for name in tensors if ".layers.0." in name]:
+        for layer in range(1, layers):
+            tensors[name.replace(".layers.0.", f".layers.{layer}.")] = tensors[name].clone()
+    save_tensors(tensors, file)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"num_hidden_layers": layers, "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def measure_transformers(report: Report, options: argparse.Namespace) -> None:
     """Part g."""
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # noqa: PLC0415 - optional
 
+    options.layers = min(options.layers, TRANSFORMERS_LAYERS)
     own = shape(options)
     device = "cpu" if options.tiny else "cuda"
     config = LlamaConfig(
@@ -493,10 +558,13 @@ def measure_transformers(report: Report, options: argparse.Namespace) -> None:
     with torch.device(device), torch.inference_mode():
         model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
         cache = StaticCache(config=config, max_cache_len=1024)
+        # the prompt, which also allocates the cache: torch.compile must not see that
+        model(torch.zeros(1, 128, dtype=torch.int64), past_key_values=cache)
         step = model if options.tiny else torch.compile(model, mode="reduce-overhead")
         token = torch.zeros(1, 1, dtype=torch.int64)
-        positions = torch.full((1,), 128)
-        took = seconds(lambda: step(token, past_key_values=cache, cache_position=positions), ROUNDS)
+        for _ in range(3):
+            step(token, past_key_values=cache)
+        took = seconds(lambda: step(token, past_key_values=cache), ROUNDS)
     report.add("transformers", layers=own.num_layers, ms=1e3 * took)
 
 

@@ -75,6 +75,14 @@ def test_a_machine_without_a_gpu(
         LLM(folder, device="cuda:x")
 
 
+def test_a_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device.find_gpu("cuda:0") == device.find_gpu("cuda") == torch.device("cuda", 0)
+    message = "^device: expected 'cuda', found 'cuda:1'; choose a GPU by CUDA_VISIBLE_DEVICES$"
+    with pytest.raises(OptionError, match=message):
+        device.find_gpu("cuda:1")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

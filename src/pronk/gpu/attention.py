@@ -30,6 +30,8 @@ from pronk.gpu.layout import RowLayout
 
 KEY_BLOCK = 64
 SPLIT = 1024
+# Number of blocks of keys and values that are loaded ahead.
+NUM_STAGES = 2
 # Smallest number of rows of a product of the tensor cores: groups of fewer query heads are padded.
 _MIN_GROUP = 16
 # Maximum size of the splits' results of a launch, in float32 numbers.
@@ -116,7 +118,7 @@ def _attend_rows(
         SPLIT=SPLIT,
         UPCASTS=UPCASTS,
         num_warps=4,
-        num_stages=2,
+        num_stages=NUM_STAGES,
         **OPTIONS,
     )
     _combine_splits[(stop - start,)](

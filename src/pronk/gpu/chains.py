@@ -13,7 +13,7 @@ Of each pass, the host receives the likeliest tokens with their scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from pronk.backends import BatchEntry, ChainJob, ForwardBatch
 from pronk.base.convert import to_array
 from pronk.drafting import DraftToken
 from pronk.gpu.choose import noise_of, score
-from pronk.gpu.graphs import Graphs, Inputs
+from pronk.gpu.graphs import GraphClock, Graphs, Inputs
 from pronk.gpu.layout import LayoutSize, RowLayout, layout_of, measure, pack_layout
 from pronk.gpu.pool import GpuPool
 from pronk.gpu.steps import ROW_BUCKETS, context_bucket
@@ -52,8 +52,8 @@ def split_jobs(jobs: Sequence[ChainJob]) -> tuple[list[BatchEntry], list[ChainJo
     """Divide the rows of jobs among passes without a graph and the first pass of a graph.
 
     Returns:
-        Entries of the first rows of each job that has more than its part of
-        :data:`MAX_FIRST_ROWS`; and the jobs with the rows after these.
+        Entries of the first rows of each job with more than ``MAX_FIRST_ROWS / number of jobs``
+        rows; and the jobs with the rows after these.
     """
     most = MAX_FIRST_ROWS // len(jobs)
     early = list[BatchEntry]()
@@ -86,14 +86,18 @@ class Chains:
     """Drafts chains of several requests together, each size by a graph of its own.
 
     Attributes:
-        pads: whether sizes are rounded up, so that few graphs serve all chains.
+        pads: whether sizes are rounded up, so that chains of similar sizes share a graph; on a
+            CPU, only tests want that.
+        graphs: the recorded chains.
     """
 
     def __init__(
         self,
         pool: GpuPool,
         forward: ForwardRows,
-        reserve: Callable[[int], bool],
+        reserve: Callable[[int], None],
+        version: Callable[[], Hashable],
+        clock: GraphClock,
         ids: Tensor | None = None,
     ) -> None:
         """Create the chains of a model.
@@ -101,7 +105,9 @@ class Chains:
         Args:
             pool: the model's KV pool.
             forward: runs rows through the model.
-            reserve: makes a number of positions ready; returns whether tensors were replaced.
+            reserve: makes a number of positions ready.
+            version: as for :class:`~pronk.gpu.graphs.Graphs`.
+            clock: as for :class:`~pronk.gpu.graphs.Graphs`.
             ids: int32 ``[vocab]``: the target's token of each logit; ``None`` for 0, 1, ….
         """
         self.pool = pool
@@ -109,12 +115,7 @@ class Chains:
         self._forward = forward
         self._reserve = reserve
         self._ids = ids
-        self._graphs = Graphs[Tensor](pool.device)
-        self._version = pool.version
-
-    def clear(self) -> None:
-        """Drop all graphs, because tensors that they read were replaced."""
-        self._graphs.clear()
+        self.graphs = Graphs[Tensor](pool.device, version, clock)
 
     def draft(
         self,
@@ -143,10 +144,7 @@ class Chains:
         counts = [job.entry.num_rows for job in jobs]
         batch = ForwardBatch([_with_drafts(job) for job in jobs])
         size = self._size_of(batch, sum(counts), passes)
-        context = size.layout.pages * pool.block_size
-        if self._reserve(context) or pool.version != self._version:
-            self._graphs.clear()
-            self._version = pool.version
+        self._reserve(size.layout.pages * pool.block_size)
         places = _places(jobs, size)
         numbers = pack_layout(batch, pool, size.layout, pool.free_slot, places)
         entries = size.layout.entries
@@ -159,7 +157,7 @@ class Chains:
             parts.append(padded)
         inputs = [torch.from_numpy(part) for part in parts]
         function = partial(self._compute, size, features)
-        found = to_array(self._graphs.run((size, features is None), function, inputs))
+        found = to_array(self.graphs.run((size, features is None), function, inputs))
         return [
             deliver([_draft_token(row) for row in found[: job.max_tokens, index]], job.on_token)
             for index, job in enumerate(jobs)

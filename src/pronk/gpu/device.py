@@ -35,18 +35,19 @@ def open_gpu(
 
 
 def find_gpu(name: str) -> torch.device:
-    """Return the GPU of a name such as ``cuda`` or ``cuda:1``.
+    """Return the GPU of the name ``cuda`` or ``cuda:0``: the first one.
 
     Raises:
-        OptionError: torch finds no such GPU.
+        OptionError: torch finds no GPU, or the name is that of another one. Kernels are launched
+            on the current device of CUDA, which is the first one.
     """
-    count = torch.cuda.device_count()
-    number = name.partition(":")[2] or "0"
-    if not number.isdecimal() or int(number) >= count:
-        found = "none" if count == 0 else f"{count}"
-        msg = f"device: expected an NVIDIA GPU for {name!r}, found {found}; use device='cpu'"
+    if torch.cuda.device_count() == 0:
+        msg = f"device: expected an NVIDIA GPU for {name!r}, found none; use device='cpu'"
         raise OptionError(msg)
-    return torch.device("cuda", int(number))
+    if name not in ("cuda", "cuda:0"):
+        msg = f"device: expected 'cuda', found {name!r}; choose a GPU by CUDA_VISIBLE_DEVICES"
+        raise OptionError(msg)
+    return torch.device("cuda", 0)
 
 
 def _check_options(options: LLMOptions) -> None:

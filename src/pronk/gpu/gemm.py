@@ -34,12 +34,15 @@ TILE_ROWS = 64
 # Maximum number of outputs of a tile.
 _TILE_OUTPUTS = 128
 # Number of programs that a product of few rows is divided into, if the matrix is large enough:
-# about two for each of the 132 multiprocessors of an H100 or H200. Another GPU has the same number,
-# so that it has the same bits.
+# about two for each of the 132 multiprocessors of an H100 or H200. It is the same for all GPUs, so
+# that they add blocks in the same order. Sums inside of their tensor cores may still differ.
 _PROGRAMS = 256
 _MAX_SPLITS = 8
 # Minimum number of blocks of inputs in a split: shorter ones would mostly wait for a first load.
 _MIN_BLOCKS = 4
+# Number of blocks of a product that are loaded ahead, by the bytes of an activation: as many as fit
+# the shared memory.
+NUM_STAGES = {2: 3, 4: 2}
 # Maximum number of rows of a launch, which limits the memory of partial sums.
 _LAUNCH_ROWS = 512
 
@@ -119,7 +122,7 @@ def _multiply_rows(x: Tensor, matrix: GpuMatrix, y: Tensor) -> None:
         SPLIT_BLOCKS=plan.split_blocks,
         UPCASTS=UPCASTS,
         num_warps=4,
-        num_stages=3 if x.element_size() == 2 else 2,  # as many as fit the shared memory
+        num_stages=NUM_STAGES[x.element_size()],
         **OPTIONS,
     )
     block = 1024
@@ -206,7 +209,8 @@ def _add_product(
     if UPCASTS:
         x = x.to(tl.float32)
         weights = weights.to(tl.float32)
-    # products of float32 by three products of their parts, with an error near that of float32
+    # A product of float32 numbers is computed as three products of their parts in TF32, with an
+    # error near that of float32.
     return tl.dot(x, tl.trans(weights), sums, input_precision="tf32x3")
 
 

@@ -19,7 +19,7 @@ from pronk.base.arrays import Array
 from pronk.base.convert import to_array, to_tensor, torch_dtype
 from pronk.drafting import Sampler
 from pronk.gpu.chains import MAX_FIRST_ROWS, Chains, split_jobs
-from pronk.gpu.graphs import Graphs, Inputs
+from pronk.gpu.graphs import GraphClock, Graphs, Inputs
 from pronk.gpu.layout import LayoutSize, RowLayout, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, check_supported
 from pronk.gpu.pool import GpuPool
@@ -30,7 +30,12 @@ from pronk.gpu.weights import GpuLinear
 
 
 class GpuHead:
-    """A :class:`~pronk.backends.HeadRunner` on the device of the target."""
+    """A :class:`~pronk.backends.HeadRunner` on the device of the target.
+
+    Attributes:
+        chains: the recorded chains.
+        graphs: the recorded passes.
+    """
 
     max_chains = MAX_FIRST_ROWS
 
@@ -41,6 +46,7 @@ class GpuHead:
         pool: PagedCache,
         ids: Array | None,
         target: GpuModel,
+        clock: GraphClock,
     ) -> None:
         """Create a runner.
 
@@ -51,6 +57,7 @@ class GpuHead:
             pool: the head's KV pool.
             ids: int32 ``[vocab of the head]``: the target's token of each logit; ``None``: 0, 1, ….
             target: the target on the device.
+            clock: stands still while graphs are recorded.
 
         Raises:
             OptionError: the device does not compute layers of this kind.
@@ -71,10 +78,10 @@ class GpuHead:
         self._uploads = Uploads(pool.device)
         self._uploads.add(target.decoder.embedding, target.embedding)
         own_ids = None if ids is None else to_tensor(ids).to(pool.device)
-        self.chains = Chains(pool, self._forward, self._rotations.reserve, own_ids)
-        self._graphs = Graphs[tuple[Tensor, Tensor]](pool.device)
-        # versions of the head's and the target's pool when graphs were made
-        self._versions = (pool.version, target.pool.version)
+        self.chains = Chains(
+            pool, self._forward, self._rotations.reserve, self._version, clock, own_ids
+        )
+        self.graphs = Graphs[tuple[Tensor, Tensor]](pool.device, self._version, clock)
 
     @property
     def nbytes(self) -> int:
@@ -87,13 +94,11 @@ class GpuHead:
 
     def run(self, batch: ForwardBatch, features: Array) -> tuple[Array, Array]:
         """Implement :meth:`HeadRunner.run`."""
-        self._drop_old_graphs()
         pool = self._pool
         needed = measure(batch, pool)
         bucket = bucket_of(needed, pool.block_size)
         size = bucket if bucket is not None and self.chains.pads else needed
-        if self._rotations.reserve(size.pages * pool.block_size):
-            self._graphs.clear()
+        self._rotations.reserve(size.pages * pool.block_size)
         has_logits = len(batch.logits_rows) > 0
         rows = np.zeros(size.rows if has_logits else 0, np.int64)
         rows[: len(batch.logits_rows)] = batch.logits_rows
@@ -105,14 +110,13 @@ class GpuHead:
         if bucket is None:
             outputs, logits = function([part.to(pool.device) for part in inputs])
         else:
-            outputs, logits = self._graphs.run((size, has_logits), function, inputs)
+            outputs, logits = self.graphs.run((size, has_logits), function, inputs)
         return to_array(outputs[: batch.num_rows]), to_array(logits[: len(batch.logits_rows)])
 
     def draft_chains(
         self, jobs: Sequence[ChainJob], feature: SavedFeature, slots: Sequence[NDArray[np.int64]]
     ) -> list[int]:
         """Implement :meth:`HeadRunner.draft_chains`."""
-        self._drop_old_graphs()
         pool = self._target.pool.feature_tensor(feature)
         early, rest = split_jobs(jobs)
         num_early = [job.entry.num_computed for job in rest]
@@ -122,13 +126,9 @@ class GpuHead:
         slots = [own[count:] for own, count in zip(slots, num_early, strict=True)]
         return self.chains.draft(rest, pool, slots)
 
-    def _drop_old_graphs(self) -> None:
-        """Drop the graphs if the arrays of a pool were replaced."""
-        versions = (self._pool.version, self._target.pool.version)
-        if versions != self._versions:
-            self._graphs.clear()
-            self.chains.clear()
-            self._versions = versions
+    def _version(self) -> tuple[int, int, int]:
+        """Return the versions of the tensors that a recorded pass uses."""
+        return self._pool.version, self._rotations.version, self._target.pool.version
 
     @torch.inference_mode()
     def _run_rows(self, size: LayoutSize, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ import triton
 # factors of a product are converted to float32, which is exact.
 UPCASTS: bool = bool(triton.knobs.runtime.interpret)
 
-# Options of all launches. Multiply-adds outside of products of tiles are rounded twice, as the
-# noise of :mod:`pronk.gpu.choose` needs it; Triton's default differs between versions.
+# Options of all launches. Multiply-adds outside of products of tiles are not fused, because the
+# noise of :mod:`pronk.gpu.choose` must have the bits of the CPU's. Triton's default differs between
+# versions.
 OPTIONS = {"enable_fp_fusion": False}
 
 

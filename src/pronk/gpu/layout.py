@@ -189,7 +189,9 @@ def is_walked(entry: BatchEntry) -> bool:
     It does for requests whose tokens it can choose, in passes that compute the whole tree. The root
     is the first of the nodes with logits.
     """
-    return entry.stateless_sampler is not None and len(entry.logits_nodes) > 0
+    is_chosen = entry.stateless_sampler is not None and len(entry.logits_nodes) > 0
+    assert not is_chosen or entry.num_computed == 0, "expected a pass that computes the whole tree"
+    return is_chosen
 
 
 def _parent_rows(entry: BatchEntry, first_row: int) -> Integers:

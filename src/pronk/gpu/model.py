@@ -132,12 +132,14 @@ class GpuModel:
         self._embedding_scale = float(np.asarray(config.embedding_scale).astype(pool.dtype))
         self._rotations = LayerRotations(pool)
 
-    def reserve_positions(self, count: int) -> bool:
-        """Make rotations of at least ``count`` positions ready.
+    @property
+    def version(self) -> tuple[int, int]:
+        """Versions of the pool and of the rotations, whose tensors a recorded pass uses."""
+        return self.pool.version, self._rotations.version
 
-        Return whether tables were replaced; captured steps have read the old ones.
-        """
-        return self._rotations.reserve(count)
+    def reserve_positions(self, count: int) -> None:
+        """Make rotations of at least ``count`` positions ready."""
+        self._rotations.reserve(count)
 
     @torch.inference_mode()
     def forward(

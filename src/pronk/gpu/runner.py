@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from pronk.checkpoint import load_decoder
 from pronk.drafting import Sampler
 from pronk.gpu.chains import MAX_FIRST_ROWS, Chains, split_jobs
 from pronk.gpu.choose import Noise, choose, noise_of
+from pronk.gpu.graphs import GraphClock
 from pronk.gpu.head import GpuHead
 from pronk.gpu.layout import RowLayout, is_walked, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput, check_supported, load_model
@@ -76,10 +76,16 @@ class DeviceLogits:
 class GpuExecutor(LayerExecutor):
     """Runs layers on the device, without a graph."""
 
-    def __init__(self, decoder: Decoder, model: GpuModel) -> None:
+    def __init__(self, decoder: Decoder, model: GpuModel, clock: GraphClock) -> None:
         super().__init__(decoder, model.pool)
         self.model = model
-        self.chains = Chains(model.pool, self._forward_tokens, model.reserve_positions)
+        self.chains = Chains(
+            model.pool,
+            self._forward_tokens,
+            model.reserve_positions,
+            lambda: model.version,
+            clock,
+        )
 
     def _forward_tokens(
         self, layout: RowLayout, features: Tensor | None, rows: Tensor
@@ -149,18 +155,21 @@ class GpuRunner(ModelRunner):
         decoder: Decoder,
         model: GpuModel,
         *,
-        clock: Callable[[], float] = perf_counter,
+        clock: GraphClock | None = None,
     ) -> None:
         """Create a runner.
 
         Args:
             decoder: the model, packed for the CPU, which drafters read.
             model: the model on the device.
-            clock: returns the time in seconds.
+            clock: measures durations, without recordings of graphs; by default a new one.
         """
-        self.device_executor = GpuExecutor(decoder, model)
-        super().__init__(decoder, model.pool, executor=self.device_executor, clock=clock)
-        self.steps = Steps(model)
+        self._graph_clock = clock or GraphClock()
+        self.device_executor = GpuExecutor(decoder, model, self._graph_clock)
+        super().__init__(
+            decoder, model.pool, executor=self.device_executor, clock=self._graph_clock
+        )
+        self.steps = Steps(model, self._graph_clock)
 
     def supports_draft_chain(self, sampler: Sampler) -> bool:
         return sampler.stateless_sampler is not None
@@ -177,7 +186,7 @@ class GpuRunner(ModelRunner):
         kernels = self.decoder.kernels
         decoder = load_decoder(folder, cache.config, dtype=dtype, kernels=kernels, weights=weights)
         on_device = load_model(folder, cache, kernels, weights)
-        return GpuRunner(decoder, on_device, clock=self.clock)
+        return GpuRunner(decoder, on_device, clock=self._graph_clock)
 
     def forward(self, batch: ForwardBatch, collect: frozenset[int] = frozenset()) -> ForwardResult:
         start_time = self.clock()
@@ -192,11 +201,14 @@ class GpuRunner(ModelRunner):
         logits = step.output.logits
         if logits is None:
             logits = torch.empty(0, self.decoder.config.vocab_size)
+        walked = None if step.walked is None else step.walked.tolist()
+        wait_for_device(self.steps.model.device)
+        seconds = self.clock() - start_time
         return ForwardResult(
             _split_logits(logits, rows, batch.logits_counts),
             {layer: batch.split_rows(rows) for layer, rows in hidden.items()},
-            self.clock() - start_time,
-            paths=None if step.walked is None else verified_paths(batch, step.walked.tolist()),
+            seconds,
+            paths=None if walked is None else verified_paths(batch, walked),
         )
 
     @property
@@ -216,7 +228,7 @@ class GpuRunner(ModelRunner):
         cache: PagedCache,
         ids: Array | None,
     ) -> HeadRunner:
-        return GpuHead(head, compile_pass, cache, ids, self.steps.model)
+        return GpuHead(head, compile_pass, cache, ids, self.steps.model, self._graph_clock)
 
     def _run_large(self, batch: ForwardBatch, layers: frozenset[int], *, walks: bool) -> StepOutput:
         """Run a batch without a graph, as a step whose logits are those of ``batch.logits_rows``.
@@ -238,6 +250,12 @@ class GpuRunner(ModelRunner):
         keys, temperatures = (torch.from_numpy(part).to(device) for part in noise)
         chosen[torch.tensor(rows, device=device)] = choose(output.logits, keys, temperatures)
         return StepOutput(output, walk(chosen, layout))
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Wait for the end of all launched kernels; a launch itself returns at once."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _hidden_arrays(output: ModelOutput, batch: ForwardBatch) -> dict[int, Array]:

@@ -1,8 +1,9 @@
 """Steps of few rows: embedding, layers, LM head, choice of tokens and verification as one graph.
 
-A step has the sizes of a *bucket*, so that few graphs serve all batches: 16, 64 or 128 rows, and a
-context of a power of 2. The host sends the numbers of :mod:`pronk.gpu.layout` and the noise of the
-rows, and receives the target's tokens along the accepted paths (:mod:`pronk.gpu.walk`).
+A step has the sizes of a *bucket*: 16, 64 or 128 rows, and powers of 2 for the number of requests
+and for the context. Batches with the same bucket share a graph, and rows that a batch lacks are
+padding. The host sends the numbers of :mod:`pronk.gpu.layout` and the noise of the rows, and
+receives the target's tokens along the accepted paths (:mod:`pronk.gpu.walk`).
 
 Without CUDA, a step has the rows of the batch alone.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from pronk.backends import ForwardBatch
 from pronk.gpu.choose import Noise, choose
-from pronk.gpu.graphs import Graphs, Inputs
+from pronk.gpu.graphs import GraphClock, Graphs, Inputs
 from pronk.gpu.layout import LayoutSize, layout_of, measure, pack_layout
 from pronk.gpu.model import GpuModel, ModelOutput
 from pronk.gpu.walk import walk
@@ -57,13 +58,13 @@ class Steps:
     Attributes:
         model: the model.
         pads: whether a step has the sizes of its bucket; on a CPU, only tests want that.
+        graphs: the recorded steps.
     """
 
-    def __init__(self, model: GpuModel) -> None:
+    def __init__(self, model: GpuModel, clock: GraphClock) -> None:
         self.model = model
         self.pads = model.device.type == "cuda"
-        self._graphs = Graphs[StepOutput](model.device)
-        self._version = model.pool.version
+        self.graphs = Graphs[StepOutput](model.device, lambda: model.version, clock)
 
     def run(
         self,
@@ -85,15 +86,12 @@ class Steps:
         if bucket is None:
             return None
         size = bucket if self.pads else needed
-        context = size.pages * pool.block_size
-        if self.model.reserve_positions(context) or pool.version != self._version:
-            self._graphs.clear()
-            self._version = pool.version
+        self.model.reserve_positions(size.pages * pool.block_size)
         numbers = pack_layout(batch, pool, size, pool.free_slot)
         noise = () if make_noise is None else make_noise(size.rows)
         inputs = [torch.from_numpy(part) for part in (numbers, *noise)]
         key = (size, collect, len(inputs))
-        return self._graphs.run(key, partial(self._compute, size, collect), inputs)
+        return self.graphs.run(key, partial(self._compute, size, collect), inputs)
 
     @torch.inference_mode()
     def _compute(self, size: LayoutSize, collect: frozenset[int], inputs: Inputs) -> StepOutput:

@@ -55,8 +55,10 @@ class BatchEntry(NamedTuple):
             reads.
         all_logits: for a model in several processes. True: they return the logits of all
             ``logits_nodes``. False: a node's logits are sent when they are read.
-        stateless_sampler: for a model in several processes. If set, they sample tokens and send
-            these instead of logits.
+        stateless_sampler: for a model in several processes or on a GPU; set if tokens depend on
+            logits, temperature and seed alone. Processes sample tokens with it, and send these
+            instead of logits. A GPU also verifies the tree, which no earlier pass has computed a
+            part of.
     """
 
     block_table: BlockTable
