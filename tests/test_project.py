@@ -608,14 +608,29 @@ WAITS = {
     "models/test_prompt_cache.py": ({"sleep"}, "the moment of a kill"),
     "parallel/test_trees.py": ({"sleep"}, "the work of a slow worker"),
     "server/replicas/test_cluster.py": ({"sleep"}, "the pace of kills"),
+    "server/replicas/test_dispatcher.py": ({"deadline"}, "work that waits for the end of the test"),
+    "server/test_model_pool.py": ({"idle_seconds", "seconds"}, "a given clock; a model held back"),
+    "server/test_robust.py": (
+        {"receive_seconds", "send_seconds", "drain_seconds"},
+        "clients that never send or read: a limit that passes early has the same effect",
+    ),
     "server/serving.py": ({"wait"}, "the pace of an engine that is held"),
-    "test_async_llm.py": ({"perf_counter"}, "a given clock"),
+    "test_async_llm.py": ({"deadline", "perf_counter"}, "occupied threads; a given clock"),
     "train/test_kill.py": ({"sleep"}, "the moment of a kill"),
     "lab/verification/test_remote.py": ({"timeout"}, "a server that never answers"),
     "waiting.py": ({"monotonic", "perf_counter", "sleep"}, "the helpers of the others"),
 }
 CLOCKS = {"monotonic", "perf_counter", "process_time", "sleep", "Timer"}
 WITH_LIMITS = {"communicate", "join", "result", "settimeout", "wait", "wait_for"}
+# options in seconds
+LIMITS = {
+    "timeout",
+    "deadline",
+    "drain_seconds",
+    "idle_seconds",
+    "receive_seconds",
+    "send_seconds",
+}
 
 
 def is_number(node: ast.AST, *, positive: bool) -> bool:
@@ -631,7 +646,7 @@ def timings(path: Path) -> Iterator[str]:
     number of seconds.
     """
     text = path.read_text(encoding="utf-8")
-    if not any(name in text for name in (*CLOCKS, *WITH_LIMITS, "timeout")):
+    if not any(name in text for name in (*CLOCKS, *WITH_LIMITS, *LIMITS, "RequestLimits")):
         return
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
@@ -645,10 +660,10 @@ def timings(path: Path) -> Iterator[str]:
         )
         if has_limit or (name in CLOCKS and not is_yield):
             yield name
-        if any(
-            word.arg == "timeout" and is_number(word.value, positive=True) for word in node.keywords
-        ):
-            yield "timeout"
+        for word in node.keywords:
+            is_limit = word.arg in LIMITS or (word.arg == "seconds" and name == "RequestLimits")
+            if word.arg is not None and is_limit and is_number(word.value, positive=True):
+                yield word.arg
 
 
 def test_tests_wait_for_events() -> None:
@@ -675,6 +690,10 @@ def test_tests_wait_for_events() -> None:
         ("subprocess.run(words, timeout=60)", ["timeout"]),
         ("subprocess.run(words, timeout=HUNG)", []),
         ("Timer(1.5, stop)", ["Timer"]),
+        ("RequestLimits(seconds=0.05, requests=2)", ["seconds"]),
+        ("Speedup(seconds=0.05)", []),
+        ("engine.generate(text, deadline=0.1)", ["deadline"]),
+        ("engine.generate(text, deadline=0.0)", []),
     ],
 )
 def test_timings_are_found(line: str, found: list[str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pronk.sampling.params import SamplingParams
 from pronk.text.infill import ContextFile
 from server.infill_models import write_coder
 from server.serving import Running, running
+from waiting import HUNG
 
 COMPLETIONS = "/v1/completions"
 INFILL = "/infill"
@@ -208,7 +209,7 @@ def test_the_asyncio_api_writes_the_same_middle(coder: LLM) -> None:
 
     async def fill() -> tuple[Completion, list[Piece]]:
         llm = AsyncLLM(coder)
-        whole = await llm.infill(PREFIX, SUFFIX, params, context=CONTEXT, deadline=60.0)
+        whole = await llm.infill(PREFIX, SUFFIX, params, context=CONTEXT, deadline=HUNG)
         pieces = [
             piece async for piece in llm.stream_infill(PREFIX, SUFFIX, params, context=CONTEXT)
         ]
