@@ -33,14 +33,31 @@ PRODUCT = {
     "INPUT_BLOCK": 128,
     "SPLIT_BLOCKS": 4,
     "UPCASTS": False,
+    "num_stages": gemm.NUM_STAGES[2],
 }
 Q4_K = {"FORMAT": "int4", "GROUP": 32, "HAS_MINIMUM": True, "HAS_FACTOR": True}
 PARAMETERS = ("scale", "minimum", "factor", "minimum_factor")
-ATTENTION = {"SIZE": 128, "SIZE_BLOCK": 128, "SPLIT": attention.SPLIT, "HAS_WINDOW": True}
+HEADS = {"SIZE": 128, "SIZE_BLOCK": 128, "SPLIT": attention.SPLIT, "HAS_WINDOW": True}
+ATTENTION = HEADS | {
+    "HAS_CAP": True,
+    "GROUP": 4,
+    "GROUP_BLOCK": 16,
+    "PAGE": 16,
+    "KEY_BLOCK": attention.KEY_BLOCK,
+    "UPCASTS": False,
+    "num_stages": attention.NUM_STAGES,
+}
+LAYOUT = "*i32 *i32 *i32 *i32 i32 *i32 *i32 i32"
 
-# Kernel, types of the arguments that are not constants, and the constants.
+# Kernel, types of the arguments that are not constants, and the constants. Triton's option
+# ``num_stages`` is among these, if the package does not leave it to Triton.
 KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "product": (gemm._multiply_tile, "*bf16 *bf16 *fp32 i32 i32 i32 i32", PRODUCT),
+    "product of float32": (
+        gemm._multiply_tile,
+        "*fp32 *fp32 *fp32 i32 i32 i32 i32",
+        PRODUCT | {"num_stages": gemm.NUM_STAGES[4]},
+    ),
     "product of Q4_K": (
         gemm._multiply_tile,
         "*bf16 *u8 *u8 *u8 *fp16 *fp16 *fp32 i32 i32 i32 i32",
@@ -53,15 +70,18 @@ KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "attention": (
         attention._attend_split,
-        "*bf16 *bf16 *bf16 i32 *i32 *i32 *i32 *i32 i32 *i32 *i32 i32 *fp32 *fp32 i32 fp32 fp32 i32",
-        ATTENTION
-        | {"HAS_CAP": True, "GROUP": 4, "GROUP_BLOCK": 16, "PAGE": 16}
-        | {"KEY_BLOCK": attention.KEY_BLOCK, "UPCASTS": False},
+        f"*bf16 *bf16 *bf16 i32 {LAYOUT} *fp32 *fp32 i32 fp32 fp32 i32",
+        ATTENTION,
+    ),
+    "attention in float32": (
+        attention._attend_split,
+        f"*fp32 *fp32 *fp32 i32 {LAYOUT} *fp32 *fp32 i32 fp32 fp32 i32",
+        ATTENTION,
     ),
     "combination": (
         attention._combine_splits,
         "*fp32 *fp32 *i32 *fp32 *bf16 i32 i32 i32",
-        ATTENTION | {"HEADS": 32, "HEADS_BLOCK": 32, "HAS_SINKS": True},
+        HEADS | {"HEADS": 32, "HEADS_BLOCK": 32, "HAS_SINKS": True},
     ),
     "norm": (rows._normalize, "*bf16 *fp32 *bf16 i32 i32 fp32", {"ROWS": 1, "BLOCK": 4096}),
     "gate": (rows._gate, "*bf16 *bf16 i32 i32", {"ACTIVATION": "silu", "BLOCK": 1024}),
@@ -86,6 +106,8 @@ ALIGNED = ("num_inputs", "stride")
 
 def compile_kernel(kernel: Any, types: str, constants: dict[str, Any]) -> dict[str, int]:
     """Return the shared memory of a kernel in bytes, and counts of instructions."""
+    constants = dict(constants)
+    options = {"num_stages": constants.pop("num_stages", 3), **OPTIONS}
     others = iter(types.split())
     signature = {
         name: "constexpr" if name in constants else next(others) for name in kernel.arg_names
@@ -97,7 +119,7 @@ def compile_kernel(kernel: Any, types: str, constants: dict[str, Any]) -> dict[s
     }
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=values, attrs=aligned)
-    made = triton.compile(source, target=TARGET, options={"num_stages": 3, **OPTIONS})
+    made = triton.compile(source, target=TARGET, options=options)
     counts = {name: made.asm["ptx"].count(name) for name in INSTRUCTIONS}
     return {"shared": made.metadata.shared, **counts}
 
