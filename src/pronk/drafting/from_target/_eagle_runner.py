@@ -43,8 +43,8 @@ from pronk.sampling.tree import TokenTree
 
 Key = TypeVar("Key", bound=Hashable)
 
-# Parts of a head's passes, each with a program: keys and values only, for rows whose output nobody
-# reads; the output as well; the logits as well.
+# Parts of a head's passes, each with a program: keys and values only, for rows whose output is not
+# needed; the output as well; the logits as well.
 _KEYS = 0
 _OUTPUTS = 1
 _LOGITS = 2
