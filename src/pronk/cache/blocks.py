@@ -162,7 +162,7 @@ class BlockAllocator:
             CacheFullError: too few blocks are free.
         """
         num_blocks = block_table.num_released + len(block_table.blocks)
-        needed = -(-tokens // self.block_size) - num_blocks
+        needed = self.num_blocks_for(tokens) - num_blocks
         if needed <= 0:
             return
         if needed > self.num_free:
@@ -182,7 +182,7 @@ class BlockAllocator:
         A shared block that is written counts, because it is copied first; see
         :meth:`PagedCache.prepare`.
         """
-        needed = -(-tokens // self.block_size) - block_table.num_released
+        needed = self.num_blocks_for(tokens) - block_table.num_released
         first = max(0, block_table.length // self.block_size - block_table.num_released)
         num_missing = max(0, needed - len(block_table.blocks))
         for block in block_table.blocks[first:needed]:

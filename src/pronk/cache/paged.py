@@ -307,7 +307,7 @@ class PagedCache:
             self.states.reserve(block_table)
         self.allocator.allocate(block_table, tokens)
         first = block_table.length // self.block_size - block_table.num_released
-        stop = -(-tokens // self.block_size) - block_table.num_released
+        stop = self.allocator.num_blocks_for(tokens) - block_table.num_released
         references = self.allocator.references
         for index in range(first, stop):
             block = block_table.blocks[index]

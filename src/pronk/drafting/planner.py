@@ -125,9 +125,7 @@ class DraftPlan(NamedTuple):
         """
         if self.costs is None:
             return 0.0
-        curve = self.costs.curve
-        before = self.before
-        return curve.speed * curve.slope / (before.seconds / before.tokens)
+        return self.costs.curve.row_seconds / self.before.token_seconds
 
     def wants(self, gain: float, count: int) -> bool:
         """Return whether verifying a further draft token is expected to save time.

@@ -134,8 +134,8 @@ class EagleRunner:
 
         The state of each chain's context is the request's :class:`DraftCache`.
         """
-        most = 1 if self._on_device is None else self._on_device.max_chains
-        if len(chains) <= most and all(
+        max_chains = 1 if self._on_device is None else self._on_device.max_chains
+        if len(chains) <= max_chains and all(
             self.supports_draft_chain(chain.context) for chain in chains
         ):
             self.draft_in_one_call(chains)
