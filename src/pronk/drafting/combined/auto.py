@@ -6,6 +6,9 @@ time than it takes. The proposal is the union of their trees. Drafters given as 
 and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them. Where further rows
 of a forward pass are free, drafters that need many rows are asked, too
 (:mod:`pronk.drafting.combined._wide`).
+
+Token recycling is left out if there is a head: both propose successors of each token, and beside
+SmolLM2's head recycling costs more time than it saves (``docs/log.md``).
 """
 
 from __future__ import annotations
@@ -79,13 +82,14 @@ class Auto(Composite):
     def bind(self, target: Target) -> AutoProposer:
         given = self.bind_parts(target)
         names = _names(given)
-        installed = (Prediction(), Suffix(store_tokens=0), Recycling())
-        found = [each for each in installed if each.name not in names]
+        with_model = [each for each in given if each.models] or self._find(target)
+        installed: list[Drafter] = [Prediction(), Suffix(store_tokens=0)]
+        if not _names(with_model).intersection(_HEADS):
+            installed.append(Recycling())
         without_model = [
-            *(each.bind(target) for each in found),
+            *(each.bind(target) for each in installed if each.name not in names),
             *(each for each in given if not each.models),
         ]
-        with_model = [each for each in given if each.models] or self._find(target)
         wide = [] if "lookahead" in names else _bind_installed("lookahead", target)
         return AutoProposer(self, [*without_model, *with_model], target, wide)
 

@@ -339,13 +339,14 @@ def test_packaged_heads(
     write_head(random_head(EAGLE), tmp_path / "eagle3")
     assert Eagle3().find_default(tmp_path, config) == tmp_path / "eagle3"
     engine = make_engine(tiny_decoder())
-    assert [part.name for part in Auto(bundled=False).bind(engine.target).parts] == [
-        "prediction",
-        "suffix",
-        "recycling",
-        "eagle3",
-        "lookahead",  # asked only where rows are free
-    ]
+    # recycling is asked only without a head, lookahead only where rows are free
+    given = Auto(parts=(Eagle3(str(tmp_path / "eagle3")),))
+    for drafter in (Auto(bundled=False), given):
+        parts = [part.name for part in drafter.bind(engine.target).parts]
+        assert parts == ["prediction", "suffix", "eagle3", "lookahead"]
+    monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path / "none")
+    parts = [part.name for part in Auto(bundled=False).bind(engine.target).parts]
+    assert parts == ["prediction", "suffix", "recycling", "lookahead"]
     assert not recwarn.list
 
 
