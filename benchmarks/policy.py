@@ -3,6 +3,7 @@
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl humaneval.jsonl --out OUT
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --draft DRAFT.gguf
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall    # by the wall clock
+    python benchmarks/policy.py MODEL.gguf --prompts mbpp.jsonl --sampling top_p=0.9
 
 A file of prompts has one JSON object per line with `turns` (the first one is the prompt) and
 optionally `task`; each task of each file is a suite. All configurations decode every prompt in
@@ -155,11 +156,19 @@ def compare(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> list[dict[
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]], temperature: float) -> str:
-    """Return the rows as a Markdown table."""
+def table(
+    rows: Sequence[dict[str, Any]], temperature: float, sampling: Sequence[tuple[str, Any]] = ()
+) -> str:
+    """Return the rows as a Markdown table, below a line with the sampling parameters."""
     columns = ["suite", "prompts", "plain, tokens/s", "`auto` / plain", "tokens per pass"]
     columns += ["in hindsight", "best single drafter", "best / plain", "`auto` / best"]
-    lines = [f"T = {temperature}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    further = "".join(f", {name} = {value}" for name, value in sampling)
+    lines = [
+        f"T = {temperature}{further}",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
     ratio_keys = [key for key in rows[0] if " over " in key]
     for row in rows:
         ratios = {key: "{:.3f} [{:.3f}, {:.3f}]".format(*row[key]) for key in ratio_keys}
@@ -203,6 +212,12 @@ def by_drafter(prompts: Sequence[Prompt], runs: dict[str, list[Run]]) -> str:
     return "\n".join(lines)
 
 
+def sampling_option(text: str) -> tuple[str, Any]:
+    """Return the name and the value of a sampling parameter ``NAME=VALUE``; the value is JSON."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
 def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
     """Return a parser with the options of :func:`measure_all` and :func:`write_report`."""
     parser = argparse.ArgumentParser(
@@ -213,6 +228,14 @@ def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
     parser.add_argument("--per-suite", type=int, default=per_suite)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument(
+        "--sampling",
+        type=sampling_option,
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further sampling parameters, such as those that a model's card recommends",
+    )
     parser.add_argument("--threads", type=int, help="with 1, passes are priced by processor time")
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
     parser.add_argument(
@@ -240,7 +263,12 @@ def measure_all(
         for drafter in drafters:  # load drafters, and measure prices
             decode(llm, prompts[0], SamplingParams(max_tokens=16), drafter)
         for temperature in options.temperatures:
-            params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
+            params = SamplingParams(
+                max_tokens=options.tokens,
+                temperature=temperature,
+                seed=1,
+                **dict(options.sampling),
+            )
             yield temperature, measure(llm, prompts, drafters, params, random.Random(0))
 
 
@@ -293,7 +321,9 @@ def main() -> None:
     cells = []
     for temperature, runs in measure_all(llm, prompts, drafters, options):
         rows = compare(prompts, runs)
-        tables.append(table(rows, temperature) + "\n\n" + by_drafter(prompts, runs))
+        tables.append(
+            table(rows, temperature, options.sampling) + "\n\n" + by_drafter(prompts, runs)
+        )
         cells.append({"temperature": temperature, "rows": rows})
         print(tables[-1], flush=True)
     more = ""

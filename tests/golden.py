@@ -129,6 +129,9 @@ def main() -> int:
     parser.add_argument("--unreleased", action="store_true", help="replace digests of pronk.BITS")
     arguments = parser.parse_args()
     if arguments.library is not None:
+        if not arguments.library.is_file():
+            found = f"found no such file: {arguments.library}"
+            parser.error(f"--library: expected a file of kernels, {found}; build one")
         library.installed_library = arguments.library.resolve
     recorded = read() if PATH.exists() else {}
     num_others = 0
