@@ -88,7 +88,7 @@ def test_a_head_needs_no_tokenizer(config: dict[str, Any], hub: FakeHub) -> None
 )
 def test_a_model_without_a_tokenizer_is_incomplete(config: bytes, hub: FakeHub) -> None:
     hub.repos["o/m"] = {"config.json": config, "model.safetensors": b"weights"}
-    with pytest.raises(CheckpointError, match="^o/m: expected a config, a tokenizer and all files"):
+    with pytest.raises(CheckpointError, match=r"^o/m: expected a config, a tokenizer and all"):
         resolve_model("o/m")
     assert cached_models() == []
 
