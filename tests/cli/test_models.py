@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint
-from command_line import Command
+from command_line import Command, assert_mistake
 from fake_hub import FakeHub
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.checkpoint.hub.names import HubModel, known_models
@@ -171,6 +171,11 @@ def test_list_of_drafters(command: Command) -> None:
     packaged = rows[:-2]
     assert "smollm2-135m-instruct" in [row["target"] for row in packaged]
     assert all(row["here"] == "yes" for row in packaged)
+
+
+def test_one_list_at_a_time(command: Command) -> None:
+    result = command("list", "--known", "--drafters")
+    assert_mistake(result, "list: expected --known or --drafters, found both")
 
 
 @pytest.mark.parametrize("columns", [80, 130])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.base.errors import PronkError
+from pronk.base.errors import OptionError, PronkError
 from pronk.base.quantities import size_texts
 from pronk.cli.panels import option
 from pronk.cli.progress import interruptible
@@ -133,6 +133,9 @@ def list_models(
     from pronk.cli.console import TerminalOutput
 
     screen = TerminalOutput()
+    if drafters and known:
+        msg = "list: expected --known or --drafters, found both; give one of them"
+        raise OptionError(msg)
     if drafters:
         rows = _drafter_rows()
         hidden, wide = ["confirmed"], ["license"]
@@ -155,7 +158,7 @@ def list_models(
     if not screen.fits(table):
         table = _table(rows, *hidden, *wide)
     screen.result(table, one_line_rows=True)
-    if any(_NOT_HERE in _cell(row.get("drafters", "")) for row in rows):
+    if any(_NOT_HERE in _cell("drafters", row.get("drafters", "")) for row in rows):
         screen.say("pronk pull NAME --drafter downloads a drafter that is not here")
 
 
@@ -244,19 +247,23 @@ def _table(rows: "list[dict[str, Any]]", *omitted: str) -> "Table":
                 overflow="fold",
                 justify="right" if key == "size" else "left",
             )
+    columns = [str(column.header) for column in table.columns]
     for row in rows:
-        shown = row if row.get("size", "–") else row | {"size": "–"}
-        table.add_row(*(_cell(shown[str(column.header)]) for column in table.columns))
+        table.add_row(*(_cell(key, row[key]) for key in columns))
     return table
 
 
-def _cell(value: str | list[dict[str, Any]]) -> str:
-    """Return the text of a table's cell: of drafters the one that ``auto`` tries first."""
+def _cell(key: str, value: str | list[dict[str, Any]]) -> str:
+    """Return the text of a table's cell in the column ``key``.
+
+    Of several drafters it is the one that ``auto`` tries first: one on this machine before others.
+    """
     if isinstance(value, str):
-        return value
-    here = [each["drafter"] for each in value if each["here"]]
-    listed = [f"{each['drafter']}, {_NOT_HERE}" for each in value]
-    return next(iter(here + listed), "")
+        return value or ("–" if key == "size" else "")
+    for each in value:
+        if each["here"]:
+            return str(each["drafter"])
+    return f"{value[0]['drafter']}, {_NOT_HERE}" if value else ""
 
 
 def remove(name: Annotated[str, MODEL_NAME]) -> None:
