@@ -200,13 +200,16 @@ def test_chat_equals_llm_chat(api: openai.OpenAI, model: LLM) -> None:
         for leap in (c.choices[0].model_extra or {}).get("leaps", ())
     ]
     assert [leap["id"] for leap in leaps] == want.token_ids
-    assert chunks[-1].usage == got.usage
+    usage = chunks[-1].usage
+    counted = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [getattr(usage, name) for name in counted] == [
+        getattr(got.usage, name) for name in counted
+    ]
     assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
-    assert (
-        sum(leap["source"] is not None for leap in leaps)
-        <= (got.usage.model_extra or {})["accepted"]
-    )  # type: ignore[union-attr]
-    assert len({leap["step"] for leap in leaps}) == (got.usage.model_extra or {})["steps"]  # type: ignore[union-attr]
+    # how many draft tokens are accepted depends on what the planner has measured by then
+    figures: Any = usage.model_extra
+    assert sum(leap["source"] is not None for leap in leaps) <= figures["accepted"]
+    assert len({leap["step"] for leap in leaps}) == figures["steps"]
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
