@@ -1,6 +1,7 @@
 """The checklist at the end of ``docs/papers.md`` has a line for each name of ``papers.txt``."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "papers.md"
 LIST = Path(__file__).parent / "papers.txt"
+SCRIPTS = ROOT / "benchmarks"
 # Numbers that the texts give their equations, figures and so on, by the title of the checklist.
 NUMBERED = {
     "Lookahead decoding": {
@@ -144,3 +146,46 @@ def test_named_tests_exist() -> None:
         if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
     ]
     assert missing == []
+
+
+def inline_commands(page: str) -> list[str]:
+    """Return the commands in the page's sentences and tables that begin with a script."""
+    return re.findall(r"`(?:python )?([\w/]+\.py(?: [^`]*)?)`", page)
+
+
+def unknown_words(command: str) -> list[str]:
+    """Return the script, parts and options of a command that do not exist.
+
+    The parts are the words before the first option, besides models. A script lists its parts in its
+    docstring.
+    """
+    name, *words = shlex.split(command)
+    script = ROOT / name if "/" in name else SCRIPTS / "papers" / name
+    if not script.is_file():
+        return [name]
+    source = script.read_text(encoding="utf-8")
+    shared = (SCRIPTS / "policy.py", SCRIPTS / "papers" / "measuring.py")
+    sources = source + "".join(each.read_text(encoding="utf-8") for each in shared)
+    options = [word for word in words if word.startswith("--")]
+    before = words[: words.index(options[0])] if options else words
+    parts = [word for word in before if re.fullmatch(r"[a-z][a-z_0-9]*", word)]
+    unknown = [part for part in parts if not re.search(rf"^ {{4}}{part} +\w", source, re.MULTILINE)]
+    return unknown + [option for option in options if f'"{option}"' not in sources]
+
+
+def test_parts_and_options_of_inline_commands_exist() -> None:
+    commands = inline_commands(PAGE.read_text(encoding="utf-8"))
+    assert len(commands) > 40
+    assert {each: unknown_words(each) for each in commands if unknown_words(each)} == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("lookahead.py MODEL table9 --draft DRAFT", ["table9"]),
+        ("counts.py MODEL main --per-suit 20", ["--per-suit"]),
+        ("benchmarks/papers/kangaroos.py MODEL", ["benchmarks/papers/kangaroos.py"]),
+    ],
+)
+def test_unknown_words_are_found(command: str, unknown: list[str]) -> None:
+    assert unknown_words(command) == unknown

@@ -92,7 +92,7 @@ def without_head_layers(model: ModelShape, tokens: int, kind: str, order: str) -
     """Return ``model`` with one layer less for each further head, which has a layer of its own.
 
     With heads for ``tokens`` tokens, the shorter model then has as many weights as ``model``,
-    except for the norm of each further head (table S4, "+Layers 0"; section 3.1). Raises
+    except for the norm of each further head (table S4, "+Layers 0"; section 3). Raises
     OptionError if the heads add no transformer layers, or if the model has too few layers.
     """
     if kind != "transformer" or order == "anticausal":
