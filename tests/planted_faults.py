@@ -1833,6 +1833,51 @@ _GPU = (
     ),
 )
 
+_PUBLISHED_HEADS = (
+    Fault(
+        "auto downloads a listed head that is not on this machine",
+        "drafting/combined/auto.py",
+        "[pair.specification for pair in pairs if pair.is_here]",
+        "[pair.specification for pair in pairs]",
+        "drafting/test_known_drafters.py::test_a_downloaded_head_is_used",
+    ),
+    Fault(
+        "a date at the end of a model's name counts as a quantization",
+        "checkpoint/hub/model_identity.py",
+        r"[3-8]-?bit|",
+        r"[3-8]-?bit|\d{4}|",
+        "models/test_pairs.py",
+    ),
+    Fault(
+        "names of other files of a target are not found",
+        "models/pairs.py",
+        "            names |= row\n",
+        "            names |= set()\n",
+        "models/test_pairs.py",
+    ),
+    Fault(
+        "a model without a tokenizer is complete, as a head is",
+        "checkpoint/hub/cache.py",
+        "kinds = f\"{config.get('model_type')} {config.get('architectures')}\".lower()",
+        'kinds = "eagle3"',
+        "checkpoint/hub/test_download.py::test_a_model_without_a_tokenizer_is_incomplete",
+    ),
+    Fault(
+        "the server names folders of heads",
+        "server/service.py",
+        '"source": each.name, "here"',
+        '"source": each.source, "here"',
+        "server/test_model_pool.py::test_known_drafters_of_a_model",
+    ),
+    Fault(
+        "pull downloads the second head",
+        "cli/models.py",
+        "_download(screen, drafters[0].source)",
+        "_download(screen, drafters[-1].source)",
+        "cli/test_models.py::test_pull_points_at_a_head_and_downloads_it",
+    ),
+)
+
 FAULTS = (
     *_GPU,
     *_SAMPLING,
@@ -1840,6 +1885,7 @@ FAULTS = (
     *_STATES,
     *_SCHEDULER,
     *_DRAFTERS,
+    *_PUBLISHED_HEADS,
     *_FILES,
     *_GEMMA4,
     *_BITS,

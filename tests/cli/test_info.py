@@ -155,7 +155,8 @@ def test_drafters_that_fit(command: Command, checkpoint: MakeCheckpoint, tmp_pat
     (folder / "eagle3" / "config.json").write_text("{}")
     code, out, _ = command("info", folder, "--json")
     assert code == 0
-    assert json.loads(out)["drafters"] == [{"drafter": "eagle3", "source": str(folder / "eagle3")}]
+    head = {"drafter": "eagle3", "source": str(folder / "eagle3"), "here": True}
+    assert json.loads(out)["drafters"] == [head]
     code, out, _ = command("info", folder)
     assert "drafters     eagle3: eagle3\n" in out
 

@@ -27,7 +27,9 @@ from pronk import BITS, LLM, SamplingParams
 from pronk.base.errors import CheckpointError, OptionError
 from pronk.base.fair_executor import FairExecutor
 from pronk.checkpoint.hub.clone_models import tiny_model
+from pronk.drafting import Eagle3
 from pronk.drafting.acceptance_file import AcceptanceFile
+from pronk.models.pairs import Pair
 from pronk.server import model_pool
 from pronk.server.metrics import Metrics
 from pronk.server.model_loader import ModelLoader
@@ -399,6 +401,27 @@ def test_limits_of_waiting_requests(paths: dict[str, Path]) -> None:
         }
         assert found["pronk:request_failure_total", "llama", "timeout"] == 2
         assert found["pronk:request_failure_total", "llama", "overloaded"] == 1
+
+
+def test_known_drafters_of_a_model(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loaded model lists heads that are published for it; no folder of the server is named."""
+    target = f"owner/{paths['llama'].name}"
+    pair = Pair(target, "eagle3", "heads/first", "MIT", "https://example.org/heads")
+    monkeypatch.setattr("pronk.models.pairs.all_pairs", lambda: (pair,))
+    head = tmp_path / "eagle3"
+    found = {Eagle3(str(head)): head}
+    with serving(make_pool(paths, "tiny llama")) as client:
+        assert "known_drafters" not in client.get("/v1/models/llama").json()
+        ask(client, "llama")
+        listed = {"drafter": "eagle3", "source": "heads/first", "here": False}
+        assert client.get("/v1/models/llama").json()["known_drafters"] == [listed]
+        head.mkdir()
+        monkeypatch.setattr("pronk.drafting.known_drafters.find_heads", lambda *_: found)
+        ask(client, "tiny")
+        own = {"drafter": "eagle3", "source": "eagle3", "here": True}
+        assert client.get("/v1/models/tiny").json()["known_drafters"] == [own]
 
 
 def test_names_and_metrics_of_several_models(paths: dict[str, Path]) -> None:

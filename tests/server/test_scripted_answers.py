@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,7 @@ class ScriptedEngine:
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer) -> None:
         self.llm = SimpleNamespace(
+            path=Path("scripted"),
             config=config,
             tokenizer=tokenizer,
             request_factory=RequestFactory(config, tokenizer, None),

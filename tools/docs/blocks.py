@@ -11,6 +11,7 @@ A block in ``README.md`` and ``docs/**/*.md`` stands between ``<!-- begin: KIND 
 - ``fields``: fields of other servers that pronk does not have
 - ``attacks``: results of attacks on the server, from ``benchmarks/results``
 - ``names``: names of a public module
+- ``pairs``: published heads or draft models of a drafter, from ``src/pronk/models/pairs.json``
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, get_origin
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from plots import PEERS, PLOTS, REAL, REAL_ELSEWHERE, faster_mode, real_rows, short_name
 
 from pronk.drafting import REGISTRY
+from pronk.models.pairs import all_pairs
 from pronk.server.protocol.field_table import TABLE, Accepted, Envelope, Refused, Renamed, Treatment
 
 __all__ = ["ROOT", "pages", "update"]
@@ -67,7 +70,7 @@ COUNTED = {
     "2026-11-methods-smollm2": "SMOLLM2.gguf ctar --drafter NAME=SPEC",
 }
 _BLOCK = re.compile(
-    r"(<!-- begin: (options|figures|speedups|fields|attacks|names) ([\w.]+) -->\n)"
+    r"(<!-- begin: (options|figures|speedups|fields|attacks|names|pairs) ([\w.]+) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -306,6 +309,18 @@ def wrapped(text: str) -> str:
     return "\n".join(lines)
 
 
+def pairs(drafter: str) -> str:
+    """Return a table of the heads or draft models that others have published for a drafter."""
+    rows = list[list[Any]]()
+    for pair in all_pairs():
+        if pair.drafter == drafter:
+            address = urlsplit(pair.confirmed)
+            site = "/".join([address.netloc, *address.path.split("/")[1:3]])
+            page = f"[{site}]({pair.confirmed})"
+            rows.append([pair.target, f"`{pair.source}`", pair.license or "see its page", page])
+    return table(["target", "`model`", "license", "named by"], rows)
+
+
 def pages() -> list[Path]:
     """Return the paths of the pages that may have blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -320,6 +335,7 @@ def update(text: str) -> str:
         "fields": fields,
         "attacks": attacks,
         "names": names,
+        "pairs": pairs,
     }
 
     def replace(match: re.Match[str]) -> str:

@@ -69,6 +69,7 @@ def _facts(path: Path, context: int | None) -> dict[str, Any]:
     from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint, is_gguf
     from pronk.checkpoint.hub.cache import model_label
     from pronk.checkpoint.tensors import Checkpoint
+    from pronk.drafting.known_drafters import list_drafters
     from pronk.engine.engine import prefill_size
     from pronk.engine.options import BatchOptions
     from pronk.models.loader import parse_dtype, read_config
@@ -105,7 +106,7 @@ def _facts(path: Path, context: int | None) -> dict[str, Any]:
         "memory_bytes": used + sum(request),
         "tool_calls": _tool_dialect(templates),
         "thoughts": thoughts.name if thoughts else "no known format",
-        "drafters": _drafters(path, config),
+        "drafters": [each._asdict() for each in list_drafters(path, config)],
     }
 
 
@@ -185,19 +186,13 @@ def _tool_dialect(templates: "Tokenizer") -> str:
         return "no known format"
 
 
-def _drafters(path: Path, config: "ModelConfig") -> list[dict[str, str]]:
-    """Return the trained drafters and draft models that fit a model, with their places.
+def _drafter_lines(drafters: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each trained drafter or draft model that fits a model."""
+    from pronk.drafting.known_drafters import KnownDrafter
 
-    They are those that come with the model or with pronk, and those that the table of measured
-    pairs lists, which may have to be downloaded.
-    """
-    from pronk.drafting.combined.auto import find_heads
-    from pronk.models.resolve import find_pairs
-
-    heads = find_heads(path, config).items()
-    found = [{"drafter": drafter.name, "source": str(head)} for drafter, head in heads]
-    pairs = find_pairs(path, config)
-    return found + [{"drafter": pair.drafter, "source": pair.source} for pair in pairs]
+    known = [KnownDrafter(**each) for each in drafters]
+    lines = [each.label if each.here else f"{each.label}, not here" for each in known]
+    return lines or ["none trained for this model"]
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -227,14 +222,5 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("tool calls", facts["tool_calls"]),
         ("thoughts", facts["thoughts"]),
     ]
-    drafters = [f"{each['drafter']}: {_source_label(each['source'])}" for each in facts["drafters"]]
-    lines += [("drafters", text) for text in drafters or ["none trained for this model"]]
+    lines += [("drafters", text) for text in _drafter_lines(facts["drafters"])]
     return lines
-
-
-def _source_label(source: str) -> str:
-    """Return the name on the Hub of a drafter, or the name of its folder or file."""
-    from pronk.checkpoint.hub.cache import model_label
-
-    path = Path(source)
-    return model_label(path) if path.exists() else source

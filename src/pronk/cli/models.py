@@ -3,11 +3,11 @@
 import json
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.base.errors import PronkError
+from pronk.base.errors import OptionError, PronkError
 from pronk.base.quantities import size_texts
 from pronk.cli.panels import option
 from pronk.cli.progress import interruptible
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from pronk.checkpoint.hub.names import HubModel
     from pronk.cli.console import TerminalOutput
-    from pronk.models.resolve import Pair
+    from pronk.drafting.known_drafters import KnownDrafter
 
+_NOT_HERE = "not here"  # of a drafter that can be downloaded, in a table
 MODEL_NAME = typer.Argument(
     help="smollm2, owner/name, owner/name:Q4_K_M, owner/name/file.gguf", show_default=False
 )
@@ -34,7 +35,7 @@ def pull(
         option("Branch, tag or commit on the Hub.", show_default="main", metavar="REVISION"),
     ] = None,
     drafter: Annotated[
-        bool, option("Also download drafters listed for this model.", "--drafter", metavar="")
+        bool, option("Also download a head or draft model for it.", "--drafter", metavar="")
     ] = False,
 ) -> None:
     """Download a model from the Hugging Face Hub, or update it; print its path.
@@ -46,7 +47,7 @@ def pull(
 
     pronk pull smollm2
 
-    pronk pull Qwen/Qwen3-4B-GGUF:Q4_K_M
+    pronk pull qwen3-8b --drafter
     """
     from pronk.cli.console import TerminalOutput
 
@@ -54,18 +55,37 @@ def pull(
     with interruptible("interrupted; the same command resumes the download"):
         path = _download(screen, name, revision)
         typer.echo(path)
-        if drafter:
-            from pronk.models.loader import read_config
-            from pronk.models.resolve import find_pairs
+        _pull_drafter(screen, name, path, download=drafter)
 
-            pairs = find_pairs(path, read_config(path))
-            for pair in pairs:
-                typer.echo(_download(screen, pair.source))
-            if not pairs:
-                screen.note(
-                    f"no trained drafter or draft model is listed for {name}; "
-                    "auto drafts without one"
-                )
+
+def _pull_drafter(screen: "TerminalOutput", name: str, path: "Path", *, download: bool) -> None:
+    """Download the first drafter that is known for a model, or say how to, if none is here.
+
+    Args:
+        screen: where the notes appear.
+        name: name of the model, as the user typed it.
+        path: folder or GGUF file of the model.
+        download: whether to download; otherwise a note has the command.
+    """
+    from pronk.drafting.known_drafters import list_drafters
+    from pronk.models.loader import read_config
+
+    drafters: list[KnownDrafter] = []
+    with suppress(PronkError):  # raised for a head, and for a model that pronk does not support
+        drafters = list_drafters(path, read_config(path))
+    here = next((each for each in drafters if each.here), None)
+    if here is not None:
+        if download:
+            screen.say(f"{here.label} is here already; auto uses it")
+    elif not drafters:
+        if download:
+            text = f"no trained drafter or draft model is listed for {name}"
+            screen.note(f"{text}; auto drafts without one")
+    elif download:
+        typer.echo(_download(screen, drafters[0].source))
+    else:
+        text = f"{drafters[0].label} is published for this model"
+        screen.note(f"{text}; pronk pull {name} --drafter downloads it")
 
 
 def download_missing(screen: "TerminalOutput", name: str) -> None:
@@ -95,6 +115,9 @@ def _download(screen: "TerminalOutput", name: str, revision: str | None = None) 
 def list_models(
     *,
     known: Annotated[bool, option("List the short names instead.", "--known", metavar="")] = False,
+    drafters: Annotated[
+        bool, option("List heads and draft models of targets.", "--drafters", metavar="")
+    ] = False,
     as_json: Annotated[bool, option("Print one JSON document.", "--json", metavar="")] = False,
 ) -> None:
     """List the models on this machine, and their drafters; --json also has the paths.
@@ -104,26 +127,42 @@ def list_models(
     pronk list
 
     pronk list --known
+
+    pronk list --drafters
     """
     from pronk.cli.console import TerminalOutput
 
     screen = TerminalOutput()
-    rows = _known_rows() if known else _cached_rows()
+    if drafters and known:
+        msg = "list: expected --known or --drafters, found both; give one of them"
+        raise OptionError(msg)
+    if drafters:
+        rows = _drafter_rows()
+        hidden, wide = ["confirmed"], ["license"]
+    elif known:
+        rows = _known_rows()
+        hidden, wide = ["source"], ["repository"]
+    else:
+        rows = _cached_rows()
+        hidden, wide = ["path"], []
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
-    elif rows:
-        table = _table(rows, "path", "source")
-        if not screen.fits(table):
-            table = _table(rows, "path", "source", "repository")
-        screen.result(table, one_line_rows=True)
-    else:
+        return
+    if not rows:
         screen.note(
             "no model on this machine; pronk pull smollm2 downloads one, "
             "pronk list --known has more"
         )
+        return
+    table = _table(rows, *hidden)
+    if not screen.fits(table):
+        table = _table(rows, *hidden, *wide)
+    screen.result(table, one_line_rows=True)
+    if any(_NOT_HERE in _cell("drafters", row.get("drafters", "")) for row in rows):
+        screen.say("pronk pull NAME --drafter downloads a drafter that is not here")
 
 
-def _known_rows() -> "list[dict[str, str]]":
+def _known_rows() -> "list[dict[str, Any]]":
     """Return a row of columns for each short name."""
     from pronk.checkpoint.hub.cache import find_cached
     from pronk.checkpoint.hub.names import known_models
@@ -151,30 +190,51 @@ def _quantization(model: "HubModel") -> str:
     return model.quantization or re.split(r"[.-]", model.file)[-2]
 
 
-def _cached_rows() -> "list[dict[str, str]]":
-    """Return a row of columns for each model on this machine."""
-    from pronk.checkpoint.hub.cache import cached_models, model_label
-    from pronk.models.loader import read_config
-    from pronk.models.resolve import all_pairs, find_pairs
+def _cached_rows() -> "list[dict[str, Any]]":
+    """Return a row of columns for each model on this machine.
+
+    A head is a row, too, with its target. Drafters of a model are found by its name: its files are
+    not read.
+    """
+    from pronk.checkpoint.hub.cache import cached_models, model_label, repository_of
+    from pronk.checkpoint.hub.model_identity import place_name
+    from pronk.drafting.known_drafters import list_drafters_by_name
+    from pronk.models.pairs import targets_of
 
     rows = []
     for cached in cached_models():
-        pairs: list[Pair] = []
-        with suppress(PronkError):  # raised for a model that pronk does not support
-            pairs = find_pairs(cached.path, read_config(cached.path)) if all_pairs() else []
-        drafters = [f"{pair.drafter}: {pair.source}" for pair in pairs]
+        drafters = list_drafters_by_name(place_name(cached.path))
         rows.append(
             {
                 "name": model_label(cached.path),
                 "size": size_texts(cached.num_bytes)[0],
                 "path": str(cached.path),
-                "drafters": ", ".join(drafters),
+                "drafters": [each._asdict() for each in drafters],
+                "target": ", ".join(targets_of(repository_of(cached.path))),
             }
         )
     return rows
 
 
-def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
+def _drafter_rows() -> "list[dict[str, Any]]":
+    """Return a row of columns for each head or draft model that is known to fit a target."""
+    from pronk.checkpoint.hub.model_identity import simplify_name
+    from pronk.drafting.from_target.eagle3 import Eagle3, packaged_heads
+    from pronk.models.pairs import all_pairs
+
+    rows = []
+    for folder, target in packaged_heads().items():
+        name = simplify_name(target)
+        row = {"target": name, "drafter": Eagle3.name, "source": f"pronk: {folder.name}"}
+        rows.append(row | {"here": "yes", "license": "", "confirmed": ""})
+    for pair in all_pairs():
+        row = {"target": pair.target, "drafter": pair.drafter, "source": pair.source}
+        here = "yes" if pair.is_here else ""
+        rows.append(row | {"here": here, "license": pair.license, "confirmed": pair.confirmed})
+    return rows
+
+
+def _table(rows: "list[dict[str, Any]]", *omitted: str) -> "Table":
     """Return a table of rows, without the ``omitted`` columns and columns without any value."""
     from rich.table import Table
 
@@ -187,10 +247,23 @@ def _table(rows: "list[dict[str, str]]", *omitted: str) -> "Table":
                 overflow="fold",
                 justify="right" if key == "size" else "left",
             )
+    columns = [str(column.header) for column in table.columns]
     for row in rows:
-        shown = row | {"size": row["size"] or "–"}
-        table.add_row(*(shown[str(column.header)] for column in table.columns))
+        table.add_row(*(_cell(key, row[key]) for key in columns))
     return table
+
+
+def _cell(key: str, value: str | list[dict[str, Any]]) -> str:
+    """Return the text of a table's cell in the column ``key``.
+
+    Of several drafters it is the one that ``auto`` tries first: one on this machine before others.
+    """
+    if isinstance(value, str):
+        return value or ("–" if key == "size" else "")
+    for each in value:
+        if each["here"]:
+            return str(each["drafter"])
+    return f"{value[0]['drafter']}, {_NOT_HERE}" if value else ""
 
 
 def remove(name: Annotated[str, MODEL_NAME]) -> None:

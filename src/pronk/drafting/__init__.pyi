@@ -28,6 +28,8 @@ from pronk.drafting.from_text.prompt_lookup import PromptLookup as PromptLookup
 from pronk.drafting.from_text.suffix import Suffix as Suffix
 from pronk.drafting.head_acceptance import ACCEPTANCE_FILE as ACCEPTANCE_FILE
 from pronk.drafting.head_acceptance import head_acceptance_document as head_acceptance_document
+from pronk.drafting.known_drafters import KnownDrafter as KnownDrafter
+from pronk.drafting.known_drafters import list_drafters as list_drafters
 from pronk.drafting.ledger import RequestLedger as RequestLedger
 from pronk.drafting.loaded_models import LoadedModels as LoadedModels
 from pronk.drafting.planner import DEFAULT_RATE as DEFAULT_RATE

@@ -1,26 +1,21 @@
-"""Finds a model's folder or GGUF file by its name, and drafters that are known to fit it."""
+"""Finds a model's folder or GGUF file by its name."""
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pronk.base.errors import OptionError, refuse
-from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
 from pronk.checkpoint.hub.cache import find_cached
 from pronk.checkpoint.hub.clone_models import clone_model, clone_names
 from pronk.checkpoint.hub.names import (
     MTP_FILES,
-    HubModel,
     close_names,
     known_models,
     parse_name,
     require_name,
 )
-from pronk.models.loader import Fingerprint, describe_architecture
 
 if TYPE_CHECKING:
     from pronk.checkpoint.hub.download import Progress
@@ -131,39 +126,3 @@ def _refuse_name(name: str, cause: Exception | None = None) -> NoReturn:
     )
     near = close_names(name, *clone_names())
     refuse("model", f"{expected}, found no such folder: {name[:80]!r}{near}", cause=cause)
-
-
-class Pair(NamedTuple):
-    """A drafter with a model that was measured to make a target faster: a row of ``pairs.json``."""
-
-    target: Fingerprint
-    drafter: str  # name of a drafter that has the option ``model``, such as ``draft_model``
-    source: str  # value of this option: name of the draft model or head on the Hub
-
-    @property
-    def model(self) -> HubModel:
-        """The drafter's model on the Hub."""
-        model = parse_name(self.source)
-        assert model is not None, self.source
-        return model
-
-
-@cache
-def all_pairs() -> tuple[Pair, ...]:
-    """Return the rows of ``pairs.json``: drafters that were measured to make a target faster."""
-    rows = json.loads((Path(__file__).parent / "pairs.json").read_bytes())
-    return tuple(
-        Pair(Fingerprint(row["architecture"], row["weights"]), row["drafter"], row["source"])
-        for row in rows
-    )
-
-
-def find_pairs(path: Path, config: ModelConfig) -> list[Pair]:
-    """Return the known drafters of a target, which is given by its folder or file and its config.
-
-    The target's weights are hashed only if the table has a target of the same architecture.
-    """
-    architecture = describe_architecture(config)
-    pairs = [pair for pair in all_pairs() if pair.target.architecture == architecture]
-    fingerprint = Fingerprint.of(path) if pairs else None
-    return [pair for pair in pairs if pair.target == fingerprint]

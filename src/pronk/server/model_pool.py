@@ -451,6 +451,7 @@ class ModelPool:
             "bits": llm.bits,
             "drafter": llm.get_proposer().name,
             "drafters": [*service.settings.allowed_drafters],
+            "known_drafters": service.known_drafters,
             "sampling": sampling_values(recommended_params(llm.config)),
         }
         model.service = service

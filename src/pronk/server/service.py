@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from http import HTTPStatus
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,8 @@ from pronk import (
     PronkError,
     __version__,
 )
+from pronk.checkpoint import ModelConfig
+from pronk.drafting import KnownDrafter, list_drafters
 from pronk.server.errors import ApiError, to_api_error
 from pronk.server.metrics import Metrics
 from pronk.server.moderation import ModerationPrompt, add_system_prompt
@@ -122,6 +125,7 @@ class Service:
         self.metrics.count_load(engine, "loaded")
         self.names = AdapterNames(settings.name, engine.llm.adapters)
         self._select_drafter = drafter_selector(engine.llm, settings.allowed_drafters)
+        self.known_drafters = _known_drafters(engine.llm.path, engine.llm.config)
         self.moderation_prompt = moderation_prompt or ModerationPrompt(engine.llm.tokenizer)
         self._reading = AdmissionLimit(settings.limits.requests, shared=settings.is_shared)
         # The cache drops repeated messages, which would fill the log.
@@ -715,6 +719,18 @@ def _size_of(completions: Sequence[Completion]) -> int:
             if reports:
                 num_reported += len(reports) * len(reports[-1] or ())
     return _TOKEN_SIZE * num_tokens + _REPORT_SIZE * num_reported
+
+
+def _known_drafters(path: Path, config: ModelConfig) -> list[dict[str, Any]]:
+    """Return the drafters that are known to fit a model, for ``/v1/models``.
+
+    Heads are named without their folders, which clients need not know. The list is empty if the
+    files of a head cannot be read; the drafter that uses them says why.
+    """
+    known: list[KnownDrafter] = []
+    with suppress(PronkError):
+        known = list_drafters(path, config)
+    return [{"drafter": each.drafter, "source": each.name, "here": each.here} for each in known]
 
 
 def _finished(pieces: Sequence[Piece]) -> dict[int, Completion]:

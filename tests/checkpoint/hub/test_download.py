@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -60,6 +61,43 @@ def test_incomplete_folders_are_no_models(hub: FakeHub) -> None:
         resolve_model("o/m")
     hub.repos["o/m"] |= {"model-1.safetensors": b"1", "model-2.safetensors": b"2"}
     assert (resolve_model("o/m") / "model-2.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"speculators_model_type": "eagle3"},
+        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+        {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3"},
+        {"model_type": "gemma4_assistant"},
+    ],
+)
+def test_a_head_needs_no_tokenizer(config: dict[str, Any], hub: FakeHub) -> None:
+    head = {"config.json": json.dumps(config).encode(), "training_state.pt": b"x"}
+    hub.repos["o/head"] = {**head, "model.safetensors": b"weights"}
+    folder = resolve_model("o/head")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    hub.requests.clear()
+    assert resolve_model("o/head") == folder
+    assert hub.requests == []
+    assert [cached.path for cached in cached_models()] == [folder]
+
+
+@pytest.mark.parametrize(
+    "config", [b'{"architectures": ["LlamaForCausalLM"]}', b"[]", b"{", b'{"architectures": 3}']
+)
+def test_a_model_without_a_tokenizer_is_incomplete(config: bytes, hub: FakeHub) -> None:
+    hub.repos["o/m"] = {"config.json": config, "model.safetensors": b"weights"}
+    with pytest.raises(CheckpointError, match=r"^o/m: expected a config, a tokenizer and all"):
+        resolve_model("o/m")
+    assert cached_models() == []
+
+
+def test_a_pickled_head_is_refused(hub: FakeHub) -> None:
+    config = b'{"architectures": ["LlamaForCausalLMEagle3"]}'
+    hub.repos["o/head"] = {"config.json": config, "pytorch_model.bin": b"x"}
+    with pytest.raises(CheckpointError, match=r"^o/head: expected \*.safetensors or a GGUF model"):
+        resolve_model("o/head")
 
 
 def test_revisions(hub: FakeHub) -> None:

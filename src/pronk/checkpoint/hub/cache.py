@@ -21,6 +21,7 @@ from typing import NamedTuple
 from pronk.base.errors import CheckpointError, refuse
 from pronk.base.files.regular import is_file
 from pronk.checkpoint.hub.names import HubModel, gguf_models, is_weights, known_models
+from pronk.checkpoint.tensors import read_json
 
 
 class CachedModel(NamedTuple):
@@ -78,12 +79,28 @@ def model_label(path: Path) -> str:
         snapshots = f"models--{known.model.repo.replace('/', '--')}/snapshots"
         if path.match(f"{snapshots}/*/*") and find_cached(known.model) == path:
             return known.name
+    folder = _snapshots_folder(path)
+    if folder is None:
+        return path.name
+    _, *file = path.relative_to(folder).parts  # without the folder of the commit
+    return "/".join([_repo(folder.parent), *file])
+
+
+def repository_of(path: Path) -> str | None:
+    """Return the repository, ``owner/name``, of a folder or file in the cache.
+
+    ``None`` if the path does not belong to the cache.
+    """
+    folder = _snapshots_folder(path)
+    return None if folder is None else _repo(folder.parent)
+
+
+def _snapshots_folder(path: Path) -> Path | None:
+    """Return the folder ``snapshots`` of the repository in the cache that has this path."""
     for folder in path.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
-            # leave out the name of the folder, which is the commit
-            _, *file = path.relative_to(folder).parts
-            return "/".join([_repo(folder.parent), *file])
-    return path.name
+            return folder
+    return None
 
 
 def _repo(folder: Path) -> str:
@@ -147,10 +164,10 @@ def _files(folder: Path) -> list[Path]:
 def _is_complete(folder: Path) -> bool:
     """Return whether a snapshot has all files of a model or of a trained drafter.
 
-    Those of a model are its config, its tokenizer and all its weights.
+    Those of a model are its config, its tokenizer and all its weights. A head has no tokenizer.
     """
     names = {path.name for path in folder.iterdir()}
-    if not {"config.json", "tokenizer.json"} <= names:
+    if not {"config.json", "tokenizer.json"} <= names and not _is_head(folder):
         return (folder / "drafter.json").is_file() and (folder / "model.safetensors").is_file()
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -160,6 +177,20 @@ def _is_complete(folder: Path) -> bool:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return all(isinstance(name, str) and is_file(folder / name) for name in shards)
+
+
+def _is_head(folder: Path) -> bool:
+    """Return whether a folder has the config of a head, which uses the tokenizer of its target.
+
+    Heads of speculators have ``speculators_model_type``. Other heads of EAGLE-3 have the word in
+    ``architectures``, and an assistant of Gemma 4 has its own ``model_type``.
+    """
+    try:
+        config = read_json(folder / "config.json")
+    except CheckpointError:
+        return False
+    kinds = f"{config.get('model_type')} {config.get('architectures')}".lower()
+    return "speculators_model_type" in config or "eagle3" in kinds or "gemma4_assistant" in kinds
 
 
 def cached_models() -> list[CachedModel]:

@@ -24,7 +24,7 @@ from pronk.base.checks import check_flag, check_integer
 from pronk.base.errors import CheckpointError, OptionError, PronkError
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
-from pronk.checkpoint.hub.cache import find_cached
+from pronk.checkpoint.hub.model_identity import model_names
 from pronk.drafting.combined._wide import WideSiblings, free_rows, is_wide
 from pronk.drafting.from_outputs.recycling import Recycling
 from pronk.drafting.from_text.prediction import Prediction
@@ -42,7 +42,7 @@ from pronk.drafting.registry import make_drafter
 from pronk.drafting.shared.composite import Composite
 from pronk.drafting.target import Target
 from pronk.drafting.tree_union import TreeUnion
-from pronk.models.resolve import all_pairs, find_pairs
+from pronk.models.pairs import find_pairs
 from pronk.sampling.tree import TokenTree
 from pronk.sampling.tree_size import MAX_TREE
 
@@ -96,30 +96,26 @@ class Auto(Composite):
     def _find(self, target: Target) -> list[Proposer[Any]]:
         """Return the first drafter with a model that works with the target without any option.
 
-        It is a head that comes with the target, a known draft model that is downloaded, or
-        ``pronk-tiny-draft``. The list is empty if none of them works. A head whose file is damaged
-        or incomplete is left out with a warning.
+        It is a head that comes with the target, a listed head or draft model that is on this
+        machine, or ``pronk-tiny-draft``. The list is empty if none of them works. A head whose file
+        is damaged or incomplete is left out with a warning.
         """
-        heads = [*find_heads(target.folder, target.decoder.config)]
-        found: list[Drafter | str] = [*heads]
-        if target.folder is not None and any(find_cached(pair.model) for pair in all_pairs()):
-            pairs = [
-                pair
-                for pair in find_pairs(target.folder, target.decoder.config)
-                if find_cached(pair.model)
-            ]
-            found += [f'{pair.drafter}(model="{pair.source}")' for pair in pairs]
+        found: list[Drafter | str] = [*find_heads(target.folder, target.decoder.config)]
+        if target.folder is not None:
+            pairs = find_pairs(model_names(target.folder, target.decoder.config))
+            found += [pair.specification for pair in pairs if pair.is_here]
+        num_heads = len(found)
         if self.bundled:
             found += ["cape(draft_model)", "draft_model"]
-        for drafter in found:
-            # The drafter may not work here: no clone of the repository, another vocabulary, too
-            # little memory, or a missing package. Any other error is a fault, and is not hidden as
-            # bind_proposer() would do.
+        for number, drafter in enumerate(found):
+            # The drafter may not work here: no clone of the repository, another vocabulary or size,
+            # too little memory, or a missing package. Any other error is a fault, and is not hidden
+            # as bind_proposer() would do.
             try:
                 proposer = _with_wide_siblings(make_drafter(drafter), target)
                 check_needs(proposer.name, proposer.capabilities, target)
             except CheckpointError as error:
-                if drafter in heads:
+                if number < num_heads:
                     warnings.warn(f"auto: head left out: {error}", stacklevel=2)
             except PronkError:
                 continue

@@ -29,6 +29,7 @@ from pronk.base.errors import (
 from pronk.base.keywords import known_keywords
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.gguf.checkpoint import is_gguf
+from pronk.checkpoint.hub.model_identity import model_names, simplify_name
 from pronk.checkpoint.hub.names import MTP_FILES
 from pronk.checkpoint.tensors import open_checkpoint, read_json
 from pronk.drafting.acceptance_stats import Counts, DrafterRates
@@ -69,6 +70,15 @@ _FOLDER = "eagle3"  # folder of the default head in the target's folder
 _MAX_VOCAB = 1 << 20  # no model has more tokens
 # Folder of the heads that come with pronk, each in a folder with a model card.
 _PACKAGED = Path(__file__).parents[2] / "heads"
+
+
+def packaged_heads() -> dict[Path, str]:
+    """Return the folders of the heads that come with pronk, with the name of each target's file."""
+    targets = {}
+    for file in sorted(_PACKAGED.glob("*/config.json")):
+        settings = read_json(file, ConfigError)["speculators_config"]
+        targets[file.parent] = settings["verifier"]["name_or_path"]
+    return targets
 
 
 @known_keywords
@@ -441,13 +451,14 @@ def _check_target(drafter: str, folder: Path, head: EagleHead, target: Target) -
 
 
 def _check_target_name(drafter: str, folder: Path, head: EagleHead, target: Target) -> None:
-    """Warn if a head without a fingerprint names another target than the folder of this one."""
+    """Warn if a head without a fingerprint names another target than this one."""
     verifier = head.eagle.verifier
     if verifier is None or target.folder is None:
         return
-    name = Path(verifier).name.lower()
+    name = Path(verifier).name
     parts = [part.lower() for part in target.folder.parts]
-    if not any(name in part for part in parts):
+    names = model_names(target.folder, target.decoder.config)
+    if simplify_name(name) not in names and not any(name.lower() in part for part in parts):
         found = target.folder.name
         warnings.warn(
             f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=5

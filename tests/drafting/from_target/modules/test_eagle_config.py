@@ -91,6 +91,80 @@ def test_written_documents_are_read_again(
     assert EagleConfig.parse(kind, raw, tuple(Checkpoint(folder))) == config
 
 
+# Keys of config.json as other programs write them, with sizes that the test replaces.
+DECODER_OF_OTHERS = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "rope_scaling": None,
+    "use_cache": True,
+}
+DOCUMENTS_OF_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "speculators 0.1": (
+        "speculators",
+        {
+            "architectures": ["Eagle3Speculator"],
+            "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+            "has_no_defaults_at_init": False,
+            "norm_before_residual": True,
+            "eagle_aux_hidden_state_layer_ids": None,
+            "speculators_version": "0.1.0.dev14",
+            "target_hidden_size": None,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.53.2",
+        },
+    ),
+    "speculators 0.4": (
+        "speculators",
+        {
+            "architectures": ["Eagle3DraftModel"],
+            "auto_map": {"": "config.Eagle3SpeculatorConfig"},
+            "base_model_ep_plan": None,
+            "dtype": "float32",
+            "embed_requires_grad": False,
+            "has_no_defaults_at_init": False,
+            "norm_before_residual": True,
+            "speculators_version": "0.4.0.1",
+            "target_hidden_size": None,
+            "transformers_version": "5.1.0",
+        },
+    ),
+    "SpecForge": (
+        "eagle",
+        {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "eagle_config": None,
+            "max_window_layers": 36,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.0",
+            "use_sliding_window": False,
+            **DECODER_OF_OTHERS,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("program", DOCUMENTS_OF_OTHERS)
+def test_configs_that_others_write(program: str, tmp_path: Path) -> None:
+    """All keys that others write are known, and the layers are those of the default rule."""
+    layout, changes = DOCUMENTS_OF_OTHERS[program]
+    folder = write_head(random_head(replace(EAGLE, norm_before_residual=True)), tmp_path, layout)
+    document = read_json(folder / "config.json") | changes
+    if layout == "speculators":
+        document["transformer_layer_config"] |= DECODER_OF_OTHERS
+    (folder / "config.json").write_text(json.dumps(document))
+    config = parse(folder)
+    assert config.norm_before_residual
+    assert config.draft_vocab_size == EAGLE.draft
+    if program != "speculators 0.4":  # has the layers of the head
+        assert config.sources_of(36) == default_sources(36)
+
+
 SPECULATORS = {"layout": "speculators"}
 DOCUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": (

@@ -70,7 +70,7 @@ _SPECULATORS_KEYS = _HEAD_KEYS | frozenset(
     "architectures speculators_model_type speculators_config speculators_version "
     "transformer_layer_config model_type "
     "eagle_aux_hidden_state_layer_ids embed_requires_grad enable_sp_ulysses "
-    "has_no_defaults_at_init auto_map "
+    "has_no_defaults_at_init auto_map base_model_ep_plan "
     "num_nextn_predict_layers dtype torch_dtype transformers_version tie_word_embeddings".split()
 )
 _EAGLE_KEYS = (
