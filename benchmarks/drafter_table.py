@@ -16,10 +16,19 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from policy import PLAIN, Prompt, Run, make_parser, measure_all, read_prompts, speed, write_report
+from policy import (
+    PLAIN,
+    Prompt,
+    Run,
+    describe_estimate,
+    make_parser,
+    measure_all,
+    open_model,
+    read_prompts,
+    speed,
+    write_report,
+)
 from safetensors import safe_open
-
-from pronk import LLM
 
 TRAINED = ("draft_model", "kangaroo", "glide", "medusa", "multi_token", "eagle3", "mtp")
 # Speedups over plain decoding that the methods' authors publish, with their models and GPUs.
@@ -143,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     methods = find_methods(options.heads)
     prompts = read_prompts(options.prompts, options.per_suite)
-    llm = LLM(options.model, drafter=PLAIN)
+    llm = open_model(options)
     tables = []
     cells = []
     specs = [PLAIN, *(method.spec for method in methods)]
@@ -156,6 +165,7 @@ def main() -> None:
         f"; {len(prompts)} prompts, {options.tokens} tokens each; all methods gave the tokens of "
         "plain decoding"
     )
+    more += describe_estimate(options)
     write_report(options.out, "Every method on one model", llm, tables, cells, more)
 
 

@@ -12,8 +12,9 @@ All figures of a table come from one run, in which every round measures each of 
     n*          rows beyond which the products take longer than the floor: limit / (weights / floor)
     goal        the time of n rows over that of one row is at most max(1.15, 1.67 n / n*)
 
-Figures are medians, with the 10th and 90th percentiles in brackets. The last line is one JSON
-object.
+Figures are medians, with the 10th and 90th percentiles in brackets. For steps of plain decoding and
+of ``auto``, the script prints the number of calls of the compiled libraries, and the time inside
+and outside of these calls. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 from pronk import LLM, SamplingParams
 from pronk.base.arrays import Array
 from pronk.cache.blocks import BlockTable
+from pronk.drafting.from_text._growth import find_suffix_library
 from pronk.kernels.threads import set_threads
 from pronk.lab.bench.machine import describe_hardware
 from pronk.models.decoder import forward_weights
@@ -38,6 +41,7 @@ from pronk.sampling.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 200
+DRAFTERS = ("autoregressive", "auto")  # whose steps are measured
 MULTIPLY_ROUNDS = 1 << 22  # about 10 ms on a processor of 2021
 
 
@@ -54,7 +58,7 @@ def main() -> None:
         "--prefill", type=int, nargs="*", default=[700], help="lengths of prompts in tokens"
     )
     parser.add_argument(
-        "--decode", type=int, default=200, help="tokens of plain decoding; 0 measures none"
+        "--decode", type=int, default=200, help="tokens of decoded texts; 0 measures none"
     )
     parser.add_argument(
         "--busy",
@@ -78,7 +82,9 @@ def main() -> None:
             prefill(llm, tokens, report["passes"]["limit"]) for tokens in options.prefill
         ]
         if options.decode:
-            report["outside"] = outside(llm, options.decode)
+            report["steps"] = {
+                drafter: step_times(llm, options.decode, drafter) for drafter in DRAFTERS
+            }
     print(json.dumps(report))
 
 
@@ -194,41 +200,63 @@ def prefill(llm: LLM, tokens: int, limit: float) -> dict[str, float]:
     return {"tokens": tokens, "median": middle, "least": min(seconds)}
 
 
-def outside(llm: LLM, tokens: int) -> dict[str, float]:
-    """Measure the time of a plain step inside and outside of the calls of the kernels.
+class LibraryCalls:
+    """Counts the calls of the compiled libraries in a ``with`` block, and their seconds.
+
+    The functions of Python that the libraries call in a draft chain count as a part of the call.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self._libraries = [llm.engine.runner.decoder.kernels.library, find_suffix_library()]
+        self._originals: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        for library in self._libraries:
+            functions = {name: each for name, each in vars(library).items() if "pronk_" in name}
+            self._originals.append(functions)
+            for name, function in functions.items():
+                setattr(library, name, partial(self._call, function))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for library, functions in zip(self._libraries, self._originals, strict=True):
+            vars(library).update(functions)
+        self._originals.clear()
+
+    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:
+        self.count += 1
+        began = perf_counter()
+        result = function(*arguments)
+        self.seconds += perf_counter() - began
+        return result
+
+
+def step_times(llm: LLM, tokens: int, drafter: str) -> dict[str, float]:
+    """Measure a step's calls of the libraries, and the time inside and outside of these calls.
 
     Args:
         llm: the model.
         tokens: number of tokens of each of five texts.
+        drafter: drafter of the texts.
+
+    Returns:
+        Number of calls a step, seconds inside and seconds outside, the medians over the texts.
     """
-    runs = []
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    llm.generate("def fibonacci(n):\n", params, drafter=drafter)  # loads and measures drafters
+    found: dict[str, list[float]] = {"calls": [], "inside": [], "outside": []}
     for _ in range(5):
-        inside = [0.0]
-        kernels = llm.engine.runner.decoder.kernels
-        library = kernels.library
-        original = kernels.library.pronk_run
-
-        def timed(
-            *arguments: object, original: Any = original, inside: list[float] = inside
-        ) -> int:
-            began = perf_counter()
-            code = original(*arguments)
-            inside[0] += perf_counter() - began
-            return code
-
-        library.pronk_run = timed
-        try:
-            params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-            stats = llm.generate("def fibonacci(n):\n", params, drafter="autoregressive").stats
-        finally:
-            library.pronk_run = original
-        rest = stats.total_seconds - inside[0]
-        runs.append((rest / stats.target_steps, inside[0] / stats.target_steps))
-    step = statistics.median(each for each, _ in runs)
-    kernel = statistics.median(each for _, each in runs)
-    times = f"{1e3 * kernel:.3f} ms in the kernels, {1e3 * step:.3f} ms outside"
-    print(f"a step of plain decoding: {times}")
-    return {"outside": step, "kernels": kernel}
+        with LibraryCalls(llm) as calls:
+            stats = llm.generate("def fibonacci(n):\n", params, drafter=drafter).stats
+        found["calls"].append(calls.count / stats.target_steps)
+        found["inside"].append(calls.seconds / stats.target_steps)
+        found["outside"].append((stats.total_seconds - calls.seconds) / stats.target_steps)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    inside = f"{medians['calls']:.1f} library calls of {1e3 * medians['inside']:.3f} ms"
+    print(f"a step of {drafter}: {inside}, {1e3 * medians['outside']:.3f} ms outside")
+    return medians
 
 
 def never_wait() -> None:

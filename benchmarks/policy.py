@@ -4,6 +4,8 @@
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --draft DRAFT.gguf
     python benchmarks/policy.py MODEL.gguf --prompts spec_bench.jsonl --wall    # by the wall clock
     python benchmarks/policy.py MODEL.gguf --prompts mbpp.jsonl --sampling top_p=0.9
+    python benchmarks/policy.py MODEL.gguf --prompts mbpp.jsonl --kernels avx2    # n* = 4 to 5
+    python benchmarks/policy.py MODEL.gguf --prompts mbpp.jsonl --products 4      # an estimate
 
 A file of prompts has one JSON object per line with `turns` (the first one is the prompt) and
 optionally `task`; each task of each file is a suite. All configurations decode every prompt in
@@ -219,7 +221,7 @@ def sampling_option(text: str) -> tuple[str, Any]:
 
 
 def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
-    """Return a parser with the options of :func:`measure_all` and :func:`write_report`."""
+    """Return a parser with the options of :func:`open_model`, :func:`measure_all` and reports."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -237,6 +239,9 @@ def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
         help="further sampling parameters, such as those that a model's card recommends",
     )
     parser.add_argument("--threads", type=int, help="with 1, passes are priced by processor time")
+    parser.add_argument(
+        "--kernels", default="auto", help="an instruction set, to compare processors on one machine"
+    )
     parser.add_argument("--wall", action="store_true", help="use the wall clock")
     parser.add_argument(
         "--products",
@@ -250,6 +255,18 @@ def make_parser(description: str, per_suite: int) -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", help="file name without ending, for .md and .json")
     return parser
+
+
+def open_model(options: argparse.Namespace) -> LLM:
+    """Load the model, which decodes without draft tokens unless a drafter is given."""
+    return LLM(options.model, drafter=PLAIN, threads=options.threads, kernels=options.kernels)
+
+
+def describe_estimate(options: argparse.Namespace) -> str:
+    """Return what a report's heading says of estimated times; empty if they are not estimated."""
+    if options.products == 1.0:
+        return ""
+    return f"; estimated: products {options.products:g} times as fast, memory as fast as here"
 
 
 def measure_all(
@@ -316,7 +333,7 @@ def main() -> None:
         AUTO = f"auto(draft_model(model='{options.draft}'))"
         drafters += [f"draft_model(model='{options.draft}')", "auto"]
     drafters.append(AUTO)
-    llm = LLM(options.model, drafter=PLAIN, threads=options.threads)
+    llm = open_model(options)
     tables = []
     cells = []
     for temperature, runs in measure_all(llm, prompts, drafters, options):
@@ -326,10 +343,8 @@ def main() -> None:
         )
         cells.append({"temperature": temperature, "rows": rows})
         print(tables[-1], flush=True)
-    more = ""
-    if options.products != 1.0:
-        more = f"; estimated: products {options.products:g} times as fast, memory as fast as here"
-    write_report(options.out, "`auto` against the best single drafter", llm, tables, cells, more)
+    title = "`auto` against the best single drafter"
+    write_report(options.out, title, llm, tables, cells, describe_estimate(options))
 
 
 if __name__ == "__main__":

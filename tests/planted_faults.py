@@ -374,6 +374,20 @@ _CACHE = (
         "checkpoint/test_rope.py",
     ),
     Fault(
+        "a drafter gets no outcomes if only a part of it uses them",
+        "drafting/proposer.py",
+        "is_overridden or any(part.observes for part in self.parts)",
+        "is_overridden",
+        "drafting/test_planned_calls.py",
+    ),
+    Fault(
+        "seconds of a call that failed are subtracted from the repeated call",
+        "drafting/ledger.py",
+        "        self.proposers = set()\n        self.charged = 0.0\n\n    def is_quiet",
+        "        self.proposers = set()\n\n    def is_quiet",
+        "drafting/test_ledger.py::test_a_repeated_call_is_charged_anew",
+    ),
+    Fault(
         "auto asks lookahead where rows cost time",
         "drafting/combined/_wide.py",
         "    return num_free >= _WIDE_ROWS\n",

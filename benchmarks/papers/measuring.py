@@ -85,10 +85,7 @@ class Part(NamedTuple):
 
 
 def add_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
-    """Add the names of the parts to measure as positional arguments, and the choice of kernels."""
-    parser.add_argument(
-        "--kernels", default="auto", help="an instruction set, to compare processors on one machine"
-    )
+    """Add the names of the parts to measure as positional arguments."""
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; by default all")
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pronk.base.arrays import Array
-from pronk.drafting import DraftContext, Drafter, Outcome, Proposer
+from pronk.drafting import DraftContext, Drafter, Proposer
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.tree import TokenTree
@@ -194,9 +194,6 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
         The tree is only a root if the prompt is unknown or its continuation has ended.
         """
         return [self._tree(context) for context in contexts]
-
-    def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
-        """Do nothing: the proposals depend on the prompt alone."""
 
     def _tree(self, context: DraftContext[tuple[int, ...]]) -> TokenTree:
         length = len(context.tokens)

@@ -589,6 +589,22 @@ def test_without_costs_all_drafters_propose() -> None:
     ]
 
 
+def test_a_repeated_call_is_charged_anew() -> None:
+    """After an error of one request's drafter, the others are called once more in the step."""
+    source = Source(World(length=1), "one", 0.0, always(0.0))
+    ledger = RequestLedger()
+    ledger.begin()
+    ledger.set_costs(StepCosts(COSTS), 1.0)
+    ledger.ledger.drafters["one"].num_calls = 2  # the seconds of the first call do not count
+    tree = TokenTree.chain([9, 1], gain=[1.0, 0.6])
+    for seconds in (0.3, 0.2):
+        ledger.forget_proposals()
+        ledger.add(source, DraftPlan("pays"), seconds, tree, TreeUnion(StepCosts(COSTS)), ())
+        ledger.charge(source, seconds, ledger.charged)
+    ledger.charge_rest(0.25)
+    assert ledger.ledger.spent == pytest.approx(0.3 + 0.25)
+
+
 def test_proposals_are_united_and_the_least_probable_nodes_left_out() -> None:
     world = World(length=1)
     ledger = RequestLedger()

@@ -309,7 +309,7 @@ def test_a_drafter_proposes_if_what_it_adds_is_worth_its_seconds() -> None:
 
 def test_a_draft_model_is_judged_beside_the_draft_tokens_before_it() -> None:
     costs = StepCosts(CostCurve(1.0, 1.0, 0.0))
-    drafter = DrafterEstimate(chain=ChainCosts(0.1), rate=0.6)
+    drafter = DrafterEstimate(0.1, chain=ChainCosts(0.1), rate=0.6)
     for tokens, reason in ((1.0, "pays"), (1.5, "pays"), (2.0, None)):
         before = ExpectedStep(tokens, 1.0)
         assert plan(drafter, costs, math.inf, before=before, max_tokens=8).reason == reason

@@ -303,10 +303,7 @@ class RequestLedger:
         """Begin a step of the request: forget the proposals, reports and costs of the last one."""
         self._step += 1
         self.costs = None
-        self.reports = []
-        self._proposals = []
-        self.proposers = set()
-        self.charged = 0.0
+        self.forget_proposals()
 
     def begin_proposals(self, *, everything: bool, has_guide: bool) -> bool:
         """Return whether the engine calls the request's drafter in this step; if so, set the costs.
@@ -334,10 +331,11 @@ class RequestLedger:
         self._next_proposal = inf
 
     def forget_proposals(self) -> None:
-        """Forget the proposals of this step, because the step is repeated after an error."""
+        """Forget the proposals of this step, and the seconds charged for them."""
         self.reports = []
         self._proposals = []
         self.proposers = set()
+        self.charged = 0.0
 
     def is_quiet(self) -> bool:
         """Whether too little time has elapsed for any drafter of the request to propose again."""

@@ -103,10 +103,12 @@ def observe_planned(
 ) -> None:
     """Pass an outcome to a drafter that has proposed in this step, or that observes all steps.
 
-    The duration of the call is added to that of the drafter's proposal in this step. If ``outcome``
-    belongs to a composite drafter, ``part`` is the index of this drafter's state in the
-    composite's.
+    A drafter that uses no outcomes gets none. The duration of the call is added to that of the
+    drafter's proposal in this step. If ``outcome`` belongs to a composite drafter, ``part`` is the
+    index of this drafter's state in the composite's.
     """
+    if not proposer.observes:
+        return
     has_proposed = id(proposer) in outcome.ledger.proposers
     if not has_proposed and not proposer.capabilities.observes_all_steps:
         return

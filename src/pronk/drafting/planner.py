@@ -77,7 +77,7 @@ class DrafterEstimate(NamedTuple):
     The values come from the measurements of :mod:`pronk.drafting.ledger`.
     """
 
-    seconds: float = 0.0  # seconds of a proposal; not used if ``chain`` is given
+    seconds: float = 0.0  # seconds of a proposal; with ``chain``, of one with a single draft token
     # Expected accepted tokens that the drafter adds to a step if no earlier drafter has proposed
     # the right next token. Tokens that could be generated in the seconds of verifying its rows are
     # subtracted.
@@ -214,13 +214,12 @@ def plan(
         num_left: largest number of tokens until the end of the text.
     """
     chain = drafter.chain
+    seconds = drafter.seconds
     token_seconds = before.seconds / before.tokens
     if chain is None:
-        seconds = drafter.seconds
         saving = room * drafter.contribution * token_seconds - seconds
         pays = saving > 0.0
     else:
-        seconds = chain.prefill + chain.start + chain.token
         max_tokens = min(max_tokens, chain.max_tokens)
         best_tokens, best_seconds = _best_longer_chain(costs, chain, drafter.rate, max_tokens)
         saving = best_tokens * token_seconds - best_seconds

@@ -329,6 +329,12 @@ class Proposer(Drafter, Generic[State]):
         """Name in the acceptance statistics for draft tokens that are drafted as a chain."""
         return self.label
 
+    @cached_property
+    def observes(self) -> bool:
+        """Whether outcomes are passed to :meth:`observe`: it is overridden, here or by a part."""
+        is_overridden = type(self).observe is not Proposer.observe
+        return is_overridden or any(part.observes for part in self.parts)
+
     def set_parts(self, parts: Sequence[Proposer[Any]]) -> None:
         """Set ``parts``, and the attributes that follow from them.
 
@@ -425,13 +431,14 @@ class Proposer(Drafter, Generic[State]):
     def observe(self, outcome: Outcome[State]) -> None:
         """Receive the verification result of one request in one step.
 
-        By default all parts receive it.
+        By default all parts receive it that use it (:attr:`observes`).
 
         Not called after steps in which the proposer was not asked, unless it
         ``observes_all_steps``.
         """
         for part, state in self._states_of_parts(outcome.state):
-            part.observe(outcome.with_state(state))
+            if part.observes:
+                part.observe(outcome.with_state(state))
 
     def on_preempt(self, state: State) -> None:
         """Release the KV blocks that a preempted request holds in the proposer's own caches.

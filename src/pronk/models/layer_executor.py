@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pronk.base.arrays import FLOAT32, INT4, Array, address_of
 from pronk.cache.paged import PagedCache, SavedFeature
@@ -284,7 +287,8 @@ def _last_of_all_rows(feature: SavedFeature) -> int:
     return 0 if feature.only_logits_rows else max(feature.layers)
 
 
-class HeadClusters(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class HeadClusters:
     """Second stage of an LM head whose tokens are divided into clusters.
 
     Attributes:
@@ -298,6 +302,34 @@ class HeadClusters(NamedTuple):
     linears: Sequence[Linear]
     tokens: DraftIds
     num_best: int
+
+    @property
+    def num_logits(self) -> int:
+        """Number of tokens that get logits."""
+        return self.num_best * self.tokens.shape[1]
+
+    @cached_property
+    def _weights(self) -> NDArray[np.uintp]:
+        """Address of the packed weights (``pronk_weights``) of each cluster."""
+        structs = [linear.packed.struct for linear in self.linears]
+        return np.array([ctypes.addressof(struct) for struct in structs], np.uintp)
+
+    def for_kernels(self, logits: Array, ids: Array) -> CClusters:
+        """Return the clusters as a C structure.
+
+        Args:
+            logits: float32 ``[num_logits]``, overwritten in each pass.
+            ids: int32 ``[passes, num_logits]``, filled with the token ids of the logits.
+        """
+        return CClusters(
+            op=self.program.first_op(),
+            clusters=address_of(self._weights),
+            tokens=address_of(self.tokens),
+            num_clusters=len(self.tokens),
+            num_best=self.num_best,
+            logits=address_of(logits),
+            ids=address_of(ids),
+        )
 
 
 def draft_chain(
@@ -334,22 +366,11 @@ def draft_chain(
         scores = np.empty((max_tokens, vocab_size), FLOAT32)
         ids_of_steps = repeat(own)
     else:
-        size = clusters.num_best * clusters.tokens.shape[1]
-        scores = np.empty((max_tokens, size), FLOAT32)
-        step_ids = np.empty((max_tokens, size), np.int32)
+        scores = np.empty((max_tokens, clusters.num_logits), FLOAT32)
+        step_ids = np.empty((max_tokens, clusters.num_logits), np.int32)
         ids_of_steps = iter(step_ids)
-        cluster_logits = np.empty(size, FLOAT32)
-        structs = [linear.packed.struct for linear in clusters.linears]
-        addresses = np.array([ctypes.addressof(struct) for struct in structs], np.uintp)
-        second = CClusters(
-            op=clusters.program.first_op(),
-            clusters=address_of(addresses),
-            tokens=address_of(clusters.tokens),
-            num_clusters=len(clusters.tokens),
-            num_best=clusters.num_best,
-            logits=address_of(cluster_logits),
-            ids=address_of(step_ids),
-        )
+        cluster_logits = np.empty(clusters.num_logits, FLOAT32)
+        second = clusters.for_kernels(cluster_logits, step_ids)
     next_scores = iter(scores)
     errors = list[BaseException]()
 

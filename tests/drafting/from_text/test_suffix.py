@@ -32,9 +32,9 @@ HEADER = '{"format": "pronk-suffix-store/1", "vocabulary": "v"}\n'
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run every test with the compiled kernels and in Python."""
     if request.param == "python":
-        monkeypatch.setattr(_growth, "_library", lambda: None)
+        monkeypatch.setattr(_growth, "find_suffix_library", lambda: None)
     else:
-        assert _growth._library() is not None
+        assert _growth.find_suffix_library() is not None
     return str(request.param)
 
 

@@ -35,11 +35,12 @@ def is_wide(num_free: int) -> bool:
 class WideSiblings(Proposer[States]):
     """Proposes the trees of ``cape`` in wide steps, otherwise the chains of its inner drafter.
 
-    The planner sees the inner drafter: its label, its costs and its acceptance rates.
+    The planner sees the inner drafter: its label, its costs and its acceptance rates. The state of
+    a request is that of ``cape``, whose only part is the inner drafter.
     """
 
     def __init__(self, cape: Proposer[Any]) -> None:
-        self.set_parts([cape])
+        self.set_parts(cape.parts)
         (self._chains,) = cape.parts
         self._trees = cape
         self.name = self._chains.name
@@ -62,7 +63,7 @@ class WideSiblings(Proposer[States]):
         others: list[DraftContext[Any]] = []
         for context, has_free_rows in zip(contexts, are_wide, strict=True):
             if has_free_rows:
-                wide.append(context.with_state(context.state[0]))
+                wide.append(context)
             else:
                 others.append(self._for_chains(context))
         trees = iter(self._trees.propose(wide) if wide else ())
@@ -71,6 +72,6 @@ class WideSiblings(Proposer[States]):
 
     @staticmethod
     def _for_chains(context: DraftContext[States]) -> DraftContext[Any]:
-        """Return the context with the state of the inner drafter, a part of ``cape``'s."""
-        (state,) = context.state[0]
+        """Return the context with the state of the inner drafter."""
+        (state,) = context.state
         return context.with_state(state)

@@ -215,7 +215,6 @@ class AutoProposer(Proposer[States]):
         return trees
 
     def observe(self, outcome: Outcome[States]) -> None:
-        proposers = outcome.ledger.proposers
         for number, part in enumerate(self.parts):
-            if part.capabilities.observes_all_steps or id(part) in proposers:
+            if part.observes:
                 observe_planned(part, outcome, self.clock, number)

@@ -245,10 +245,10 @@ class EagleRunner:
             for chain in ready:
                 stack.enter_context(chain.context.sampler.after())
                 jobs.append(self._chain_job(chain))
-            stack.enter_context(uninterrupted())
-            num_passes = self._draft_jobs(ready, jobs)
-            for chain, job in zip(ready, jobs, strict=True):
-                chain.context.state.append(job.entry.tree.tokens)
+            with uninterrupted():
+                num_passes = self._draft_jobs(ready, jobs)
+                for chain, job in zip(ready, jobs, strict=True):
+                    chain.context.state.append(job.entry.tree.tokens)
         seconds = self.target.clock() - start_time
         length = sum([chain.context.state.block_table.length for chain in ready])
         self.cost_model.learn(

@@ -69,7 +69,7 @@ _END = -1  # stands for the end of a text in ``PythonSuffixes``; no token has th
 
 
 @cache
-def _library() -> Any:
+def find_suffix_library() -> Any:
     """Return the library of the compiled suffix automaton; ``None`` if it is not installed."""
     try:
         return open_suffix_library()
@@ -225,7 +225,7 @@ TreeBuilder = PythonTreeBuilder | CompiledTreeBuilder
 
 def make_suffix_index(max_match: int) -> SuffixIndex:
     """Return an empty index for matches of up to ``max_match`` tokens."""
-    library = _library()
+    library = find_suffix_library()
     return PythonSuffixes(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
@@ -234,7 +234,7 @@ def make_tree_builder(rates: DrafterRates, drafter: str) -> TreeBuilder:
 
     ``drafter`` is the name that the nodes get as their origin.
     """
-    library = _library()
+    library = find_suffix_library()
     return (
         PythonTreeBuilder(rates, drafter)
         if library is None

@@ -124,7 +124,8 @@ class SuffixProposer(Proposer[SuffixState]):
         self.options = options
         self.store = store
         self.target = target
-        self.capabilities = Capabilities(observes_all_steps=options.store_tokens > 0)
+        self.observes = options.store_tokens > 0
+        self.capabilities = Capabilities(observes_all_steps=self.observes)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - contexts hold the text
         return SuffixState(make_suffix_index(self.options.max_match))
@@ -134,8 +135,7 @@ class SuffixProposer(Proposer[SuffixState]):
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
         state = outcome.state
-        if self.options.store_tokens:
-            state.output.extend(outcome.committed)
+        state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
 
     def stop(self, state: SuffixState) -> None:

@@ -252,10 +252,10 @@ class DraftRunner:
                 most = min(chain.max_tokens, 1 + self.num_free_positions(context.state) - len(new))
                 entry = self._chain_entry(context, new)
                 jobs.append(ChainJob(entry, context.sampler, most, chain.append_and_go_on))
-            stack.enter_context(uninterrupted())
-            passes = self.runner.draft_chains(jobs)
-            for (chain, new), num_passes in zip(ready, passes, strict=True):
-                chain.context.state.append([*new, *chain.tokens[: num_passes - 1]])
+            with uninterrupted():
+                passes = self.runner.draft_chains(jobs)
+                for (chain, new), num_passes in zip(ready, passes, strict=True):
+                    chain.context.state.append([*new, *chain.tokens[: num_passes - 1]])
 
     def forward_trees(
         self,

@@ -23,7 +23,7 @@ import numpy as np
 from pronk import LLM, PromptError, PronkError, Proposer, SamplingParams, TokenTree
 from pronk.base import describe_error
 from pronk.diagnosis import BandwidthMeter
-from pronk.drafting import DraftContext, Outcome, derive_seed
+from pronk.drafting import DraftContext, derive_seed
 from pronk.lab.bench.methods import Item, Method
 from pronk.lab.bench.prompts import Prompt, drop_middle, encode
 from pronk.lab.bench.records import (
@@ -314,9 +314,6 @@ class _StarProposer(Proposer[None]):
             tokens = [(root + i) % self.vocab_size for i in range(self.rows)]
             trees.append(TokenTree(tuple(tokens), parents))
         return trees
-
-    def observe(self, outcome: Outcome[None]) -> None:
-        """Do nothing: the proposer has no state."""
 
 
 def pass_times(

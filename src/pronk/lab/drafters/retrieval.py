@@ -16,7 +16,7 @@ from pronk import Drafter, OptionError, Proposer, TokenTree
 from pronk.base import known_keywords
 from pronk.base.checks import check_integer, check_path
 from pronk.checkpoint import TINY_MODEL, clone_model
-from pronk.drafting import MAX_TREE, Capabilities, DraftContext, Frontier, Outcome, Target, Trie
+from pronk.drafting import MAX_TREE, Capabilities, DraftContext, Frontier, Target, Trie
 from pronk.lab.drafters.datastore.reader import Child, Datastore
 
 _ADVICE = (
@@ -119,8 +119,6 @@ class RetrievalProposer(Proposer[None]):
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
         return [self._build_tree(context) for context in contexts]
-
-    def observe(self, outcome: Outcome[None]) -> None: ...
 
     def _build_tree(self, context: DraftContext[None]) -> TokenTree:
         """Grow a tree of continuations of the match, the node of largest gain first.
