@@ -46,6 +46,7 @@ MAX_SIZE = 15_000_000  # bytes of a wheel, the head of SmolLM2 included
 FILES = (
     "py.typed",
     "heads/smollm2-135m-instruct-eagle3/model.safetensors",
+    "heads/qwen2.5-coder-0.5b-instruct-eagle3/model.safetensors",
     "server/page/index.html",
     "server/page/highlight.min.js",
     "server/page/highlight.LICENSE.txt",

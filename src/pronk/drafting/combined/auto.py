@@ -7,8 +7,9 @@ and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them. 
 of a forward pass are free, drafters that need many rows are asked, too
 (:mod:`pronk.drafting.combined._wide`).
 
-Token recycling is left out if there is a head: both propose successors of each token, and beside
-SmolLM2's head recycling costs more time than it saves (``docs/log.md``).
+Token recycling is left out if there is a head that was trained on the target: both propose
+successors of each token, and beside SmolLM2's head recycling costs more time than it saves
+(``docs/log.md``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.model_identity import model_names
 from pronk.drafting.combined._wide import WideSiblings, free_rows, is_wide
 from pronk.drafting.from_outputs.recycling import Recycling
+from pronk.drafting.from_target.eagle3 import is_twins_head
 from pronk.drafting.from_text.prediction import Prediction
 from pronk.drafting.from_text.suffix import Suffix
 from pronk.drafting.planned_calls import observe_planned, propose_planned
@@ -84,7 +86,8 @@ class Auto(Composite):
         names = _names(given)
         with_model = [each for each in given if each.models] or self._find(target)
         installed: list[Drafter] = [Prediction(), Suffix(store_tokens=0)]
-        if not _names(with_model).intersection(_HEADS):
+        has_head = not _names(with_model).isdisjoint(_HEADS)
+        if not has_head or _has_twins_head(target):
             installed.append(Recycling())
         without_model = [
             *(each.bind(target) for each in installed if each.name not in names),
@@ -161,6 +164,18 @@ def find_heads(folder: Path | None, config: ModelConfig) -> dict[Drafter, Path]:
             drafters.append(make_drafter(name))
     heads = {drafter: drafter.find_default(folder, config) for drafter in drafters}
     return {drafter: head for drafter, head in heads.items() if head is not None}
+
+
+def _has_twins_head(target: Target) -> bool:
+    """Return whether the head that is found for a target was trained on a model of other weights.
+
+    The other model has the same architecture, but another name.
+    """
+    config = target.decoder.config
+    if target.folder is None:
+        return False
+    heads = find_heads(target.folder, config).values()
+    return any(is_twins_head(head, target.folder, config) for head in heads)
 
 
 def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:

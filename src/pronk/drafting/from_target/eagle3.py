@@ -81,6 +81,17 @@ def packaged_heads() -> dict[Path, str]:
     return targets
 
 
+def is_twins_head(head: Path, target_folder: Path, config: ModelConfig) -> bool:
+    """Return whether a head comes with pronk, but for another model of the target's architecture.
+
+    Models are compared by their names, so quantizations of one model are not different.
+    """
+    trained_on = packaged_heads().get(head)
+    return trained_on is not None and simplify_name(trained_on) not in model_names(
+        target_folder, config
+    )
+
+
 @known_keywords
 @dataclass(frozen=True)
 class Eagle3(Drafter):

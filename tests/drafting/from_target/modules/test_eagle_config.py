@@ -413,14 +413,23 @@ def test_packaged_heads(
     write_head(random_head(EAGLE), tmp_path / "eagle3")
     assert Eagle3().find_default(tmp_path, config) == tmp_path / "eagle3"
     engine = make_engine(tiny_decoder())
-    # recycling is asked only without a head, lookahead only where rows are free
+    # recycling is asked only without a head of the target, lookahead only where rows are free
     given = Auto(parts=(Eagle3(str(tmp_path / "eagle3")),))
     for drafter in (Auto(bundled=False), given):
         parts = [part.name for part in drafter.bind(engine.target).parts]
         assert parts == ["prediction", "suffix", "eagle3", "lookahead"]
+    without_own = ["prediction", "suffix", "recycling"]
+    (tmp_path / "eagle3").rename(tmp_path / "c")
+    for name, expected in (
+        ("twin", [*without_own, "eagle3"]),
+        ("tiny-Q4_K_M", ["prediction", "suffix", "eagle3"]),
+    ):
+        target = replace(engine.target, folder=tmp_path / name)  # the head was trained on "tiny"
+        parts = [part.name for part in Auto(bundled=False).bind(target).parts]
+        assert parts == [*expected, "lookahead"]
     monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path / "none")
     parts = [part.name for part in Auto(bundled=False).bind(engine.target).parts]
-    assert parts == ["prediction", "suffix", "recycling", "lookahead"]
+    assert parts == [*without_own, "lookahead"]
     assert not recwarn.list
 
 
