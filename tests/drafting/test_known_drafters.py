@@ -57,8 +57,9 @@ def test_a_downloaded_head_is_used(hub: FakeHub) -> None:
     pull_model(FIRST)
     assert heads_in_use(llm) == [FIRST]
     plain = llm.generate("a b c", SamplingParams(max_tokens=12))
-    drafted = LLM(str(folder)).generate("a b c", SamplingParams(max_tokens=12))
+    drafted = LLM(str(folder), budget="all").generate("a b c", SamplingParams(max_tokens=12))
     assert drafted.token_ids == plain.token_ids
+    assert any(name.startswith("eagle3") for name in drafted.stats.sources)
     hub.requests.clear()
     assert parts(llm)
     assert hub.requests == []
@@ -79,7 +80,7 @@ def test_a_damaged_head_is_left_out_with_a_warning(hub: FakeHub) -> None:
     hub.repos[FIRST]["model.safetensors"] = b"damaged"
     llm = LLM(str(pull_model(f"{TARGET}-FP8")), drafter="autoregressive")
     pull_model(FIRST)
-    with pytest.warns(UserWarning, match="^auto: head left out: "):
+    with pytest.warns(UserWarning, match="^auto: drafter left out: "):
         assert "eagle3" not in parts(llm)
 
 
@@ -102,7 +103,7 @@ def test_quantized_files_have_the_heads_of_their_original(model: Path, tmp_path:
 def test_packaged_heads_are_found_by_name() -> None:
     """Each head that comes with pronk is listed for the model that it was trained on."""
     assert packaged_heads()
-    for folder, target in packaged_heads().items():
+    for folder, target, _ in packaged_heads():
         [known] = [each for each in list_drafters_by_name(simplify_name(target)) if each.here]
         assert known == (Eagle3.name, str(folder), True)
         assert known.label == f"eagle3: {folder.name}"
@@ -116,7 +117,9 @@ def test_packaged_heads_come_first(
     config = read_config(model)
     head = tmp_path / "packaged" / "own"
     trained_on = {"architecture": describe_architecture(config), "weights": "0" * 16}
-    head_files(model, head, pronk={"target": trained_on})
+    verifier = {"name_or_path": TARGET, "architectures": []}
+    settings = {"algorithm": "eagle3", "verifier": verifier}
+    head_files(model, head, pronk={"target": trained_on}, speculators_config=settings)
     monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", head.parent)
     folder = pull_model(f"{TARGET}-FP8")
     pull_model(FIRST)

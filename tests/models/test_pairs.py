@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pronk.checkpoint.hub.model_identity import simplify_name
+from pronk.checkpoint.hub.model_identity import equal_names, simplify_name
 from pronk.checkpoint.hub.names import HubModel, known_models, parse_name
 from pronk.drafting import REGISTRY, make_drafter
 from pronk.models.pairs import Pair, all_pairs, find_pairs, targets_of
@@ -17,7 +17,7 @@ REPOSITORY = re.compile(r"[\w-]+/[\w.-]+")
 
 def sources_of(*names: str) -> list[str]:
     """Return the heads and draft models of a target with these names."""
-    return [pair.source for pair in find_pairs(frozenset(map(simplify_name, names)))]
+    return [pair.source for pair in find_pairs(frozenset().union(*map(equal_names, names)))]
 
 
 def test_rows_are_unique_and_those_of_a_target_stand_together() -> None:

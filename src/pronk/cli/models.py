@@ -59,7 +59,7 @@ def pull(
 
 
 def _pull_drafter(screen: "TerminalOutput", name: str, path: "Path", *, download: bool) -> None:
-    """Download the first drafter that is known for a model, or say how to, if none is here.
+    """Download the first drafter that is known for a model, or say how to, unless it is here.
 
     Args:
         screen: where the notes appear.
@@ -73,18 +73,19 @@ def _pull_drafter(screen: "TerminalOutput", name: str, path: "Path", *, download
     drafters: list[KnownDrafter] = []
     with suppress(PronkError):  # raised for a head, and for a model that pronk does not support
         drafters = list_drafters(path, read_config(path))
-    here = next((each for each in drafters if each.here), None)
-    if here is not None:
-        if download:
-            screen.say(f"{here.label} is here already; auto uses it")
-    elif not drafters:
+    if not drafters:
         if download:
             text = f"no trained drafter or draft model is listed for {name}"
             screen.note(f"{text}; auto drafts without one")
+        return
+    best = drafters[0]
+    if best.here:
+        if download:
+            screen.say(f"{best.label} is here already; auto uses it")
     elif download:
-        typer.echo(_download(screen, drafters[0].source))
+        typer.echo(_download(screen, best.source))
     else:
-        text = f"{drafters[0].label} is published for this model"
+        text = f"{best.label} is published for this model"
         screen.note(f"{text}; pronk pull {name} --drafter downloads it")
 
 
@@ -223,9 +224,9 @@ def _drafter_rows() -> "list[dict[str, Any]]":
     from pronk.models.pairs import all_pairs
 
     rows = []
-    for folder, target in packaged_heads().items():
-        name = simplify_name(target)
-        row = {"target": name, "drafter": Eagle3.name, "source": f"pronk: {folder.name}"}
+    for head in packaged_heads():
+        name = simplify_name(head.target)
+        row = {"target": name, "drafter": Eagle3.name, "source": f"pronk: {head.folder.name}"}
         rows.append(row | {"here": "yes", "license": "", "confirmed": ""})
     for pair in all_pairs():
         row = {"target": pair.target, "drafter": pair.drafter, "source": pair.source}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.cache import model_label
-from pronk.checkpoint.hub.model_identity import model_names, simplify_name
+from pronk.checkpoint.hub.model_identity import equal_names, model_names, simplify_name
 from pronk.drafting.combined.auto import find_heads
 from pronk.drafting.from_target.eagle3 import Eagle3, packaged_heads
 from pronk.models.pairs import find_pairs
@@ -59,11 +59,13 @@ def list_drafters_by_name(name: str) -> list[KnownDrafter]:
 
     No file of the model is read, so heads in them or beside them are not among the drafters.
     """
-    found = []
-    for folder, target in packaged_heads().items():
-        if simplify_name(target) == name:
-            found.append(KnownDrafter(Eagle3.name, str(folder), here=True))
-    return found + _listed(frozenset((name,)))
+    names = equal_names(name)
+    found = [
+        KnownDrafter(Eagle3.name, str(head.folder), here=True)
+        for head in packaged_heads()
+        if simplify_name(head.target) in names
+    ]
+    return found + _listed(names)
 
 
 def _listed(names: frozenset[str]) -> list[KnownDrafter]:

@@ -431,7 +431,7 @@ class Proposer(Drafter, Generic[State]):
     def observe(self, outcome: Outcome[State]) -> None:
         """Receive the verification result of one request in one step.
 
-        By default all parts receive it that use it (:attr:`observes`).
+        By default it is passed to each part that observes outcomes (:attr:`observes`).
 
         Not called after steps in which the proposer was not asked, unless it
         ``observes_all_steps``.

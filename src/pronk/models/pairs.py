@@ -35,6 +35,12 @@ class Pair(NamedTuple):
     confirmed: str
 
     @property
+    def target_name(self) -> str:
+        """Simplified name of the target."""
+        _, _, name = self.target.rpartition("/")
+        return simplify_name(name)
+
+    @property
     def model(self) -> HubModel:
         """The draft model or head on the Hub."""
         return require_name(self.source)
@@ -70,10 +76,10 @@ def all_pairs() -> tuple[Pair, ...]:
 def find_pairs(names: frozenset[str]) -> list[Pair]:
     """Return the pairs of a target model, in order of preference.
 
-    ``names`` are simplified names of the target (:mod:`pronk.checkpoint.hub.model_identity`), by
-    which it is found in any quantization.
+    ``names`` are all simplified names of the target (:mod:`pronk.checkpoint.hub.model_identity`),
+    by which it is found in any quantization.
     """
-    return [pair for pair in all_pairs() if names & _target_names(pair.target)]
+    return [pair for pair in all_pairs() if pair.target_name in names]
 
 
 def targets_of(repository: str | None) -> list[str]:
@@ -83,19 +89,3 @@ def targets_of(repository: str | None) -> list[str]:
     """
     heads = [pair for pair in all_pairs() if pair.source not in known_models()]
     return [pair.target for pair in heads if pair.source == repository]
-
-
-@cache
-def _target_names(target: str) -> frozenset[str]:
-    """Return the simplified names of a target, given its repository.
-
-    They are the name of the repository, and all names in a row of ``known_models.json`` that has
-    this name.
-    """
-    name = simplify_name(target.rpartition("/")[2])
-    names = {name}
-    for known in known_models().values():
-        row = frozenset(map(simplify_name, known.names))
-        if name in row:
-            names |= row
-    return frozenset(names)

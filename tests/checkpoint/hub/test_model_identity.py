@@ -65,5 +65,9 @@ def test_names_of_places(path: str, expected: str) -> None:
 
 def test_names_of_a_model(checkpoint: MakeCheckpoint) -> None:
     config = replace(read_config(checkpoint("llama")), name="Qwen3 8B AWQ")
-    assert model_names(Path("a/renamed.gguf"), config) == {"qwen3-8b", "renamed"}
+    assert model_names(Path("a/renamed.gguf"), config) == {
+        "qwen3-8b",
+        "qwen3-8b-instruct",  # an alias in known_models.json
+        "renamed",
+    }
     assert model_names(Path("a/GGUF.gguf"), replace(config, name="")) == frozenset()

@@ -5,16 +5,19 @@ repository on the Hub, of its folder or of its file. Neither hashes nor sizes id
 quantization has other weights than its original, and a fine-tuned model has the same sizes. Names
 are compared by their letters and digits, without case, other characters, and a quantization at the
 end: ``Qwen2.5 Coder 7B Instruct GGUF`` and ``qwen2.5-coder-7b-instruct-q4_k_m`` are
-``Qwen2.5-Coder-7B-Instruct``. ``Qwen3-4B-Instruct-2507`` is another model than ``Qwen3-4B``.
+``Qwen2.5-Coder-7B-Instruct``. ``Qwen3-4B-Instruct-2507`` is another model than ``Qwen3-4B``. All
+names in a row of ``known_models.json`` are of one model.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.cache import repository_of
+from pronk.checkpoint.hub.names import known_models
 
 # Words at the end of a simplified name that say how weights are stored.
 _STORAGE = re.compile(
@@ -35,14 +38,27 @@ def simplify_name(name: str) -> str:
     return _STORAGE.sub("", "-" + "-".join(words)).removeprefix("-")
 
 
-def model_names(path: Path, config: ModelConfig) -> frozenset[str]:
-    """Return the simplified names of the model in a folder or GGUF file.
+@cache
+def equal_names(name: str) -> frozenset[str]:
+    """Return all simplified names of the model with the name ``name``, this one included."""
+    simplified = simplify_name(name)
+    names = {simplified}
+    for known in known_models().values():
+        row = frozenset(map(simplify_name, known.names))
+        if simplified in row:
+            names |= row
+    return frozenset(names) - {""}
+
+
+def model_names(path: Path | None, config: ModelConfig) -> frozenset[str]:
+    """Return all simplified names of the model in a folder or GGUF file.
 
     Args:
-        path: folder or GGUF file of the model.
+        path: folder or GGUF file of the model; ``None`` if it is not known.
         config: config of the model.
     """
-    return frozenset((simplify_name(config.name), place_name(path))) - {""}
+    names = equal_names(config.name)
+    return names if path is None else names | equal_names(place_name(path))
 
 
 def place_name(path: Path) -> str:

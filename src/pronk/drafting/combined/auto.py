@@ -7,9 +7,8 @@ and replace the drafters of the same kind. ``docs/methods/auto.md`` lists them. 
 of a forward pass are free, drafters that need many rows are asked, too
 (:mod:`pronk.drafting.combined._wide`).
 
-Token recycling is left out if there is a head that was trained on the target: both propose
-successors of each token, and beside SmolLM2's head recycling costs more time than it saves
-(``docs/log.md``).
+Token recycling is left out if there is a head: both propose successors of each token, and beside
+SmolLM2's head recycling costs more time than it saves (``docs/log.md``).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from pronk.checkpoint.config import ModelConfig
 from pronk.checkpoint.hub.model_identity import model_names
 from pronk.drafting.combined._wide import WideSiblings, free_rows, is_wide
 from pronk.drafting.from_outputs.recycling import Recycling
-from pronk.drafting.from_target.eagle3 import is_twins_head
 from pronk.drafting.from_text.prediction import Prediction
 from pronk.drafting.from_text.suffix import Suffix
 from pronk.drafting.planned_calls import observe_planned, propose_planned
@@ -86,8 +84,7 @@ class Auto(Composite):
         names = _names(given)
         with_model = [each for each in given if each.models] or self._find(target)
         installed: list[Drafter] = [Prediction(), Suffix(store_tokens=0)]
-        has_head = not _names(with_model).isdisjoint(_HEADS)
-        if not has_head or _has_twins_head(target):
+        if _names(with_model).isdisjoint(_HEADS):
             installed.append(Recycling())
         without_model = [
             *(each.bind(target) for each in installed if each.name not in names),
@@ -100,14 +97,14 @@ class Auto(Composite):
         """Return the first drafter with a model that works with the target without any option.
 
         It is a head that comes with the target, a listed head or draft model that is on this
-        machine, or ``pronk-tiny-draft``. The list is empty if none of them works. A head whose file
-        is damaged or incomplete is left out with a warning.
+        machine, or ``pronk-tiny-draft``. The list is empty if none of them works. A head or listed
+        draft model whose file is damaged or incomplete is left out with a warning.
         """
         found: list[Drafter | str] = [*find_heads(target.folder, target.decoder.config)]
         if target.folder is not None:
             pairs = find_pairs(model_names(target.folder, target.decoder.config))
             found += [pair.specification for pair in pairs if pair.is_here]
-        num_heads = len(found)
+        num_trained = len(found)
         if self.bundled:
             found += ["cape(draft_model)", "draft_model"]
         for number, drafter in enumerate(found):
@@ -118,8 +115,8 @@ class Auto(Composite):
                 proposer = _with_wide_siblings(make_drafter(drafter), target)
                 check_needs(proposer.name, proposer.capabilities, target)
             except CheckpointError as error:
-                if number < num_heads:
-                    warnings.warn(f"auto: head left out: {error}", stacklevel=2)
+                if number < num_trained:
+                    warnings.warn(f"auto: drafter left out: {error}", stacklevel=2)
             except PronkError:
                 continue
             else:
@@ -164,18 +161,6 @@ def find_heads(folder: Path | None, config: ModelConfig) -> dict[Drafter, Path]:
             drafters.append(make_drafter(name))
     heads = {drafter: drafter.find_default(folder, config) for drafter in drafters}
     return {drafter: head for drafter, head in heads.items() if head is not None}
-
-
-def _has_twins_head(target: Target) -> bool:
-    """Return whether the head that is found for a target was trained on a model of other weights.
-
-    The other model has the same architecture, but another name.
-    """
-    config = target.decoder.config
-    if target.folder is None:
-        return False
-    heads = find_heads(target.folder, config).values()
-    return any(is_twins_head(head, target.folder, config) for head in heads)
 
 
 def _names(proposers: Sequence[Proposer[Any]]) -> set[str]:
@@ -231,5 +216,4 @@ class AutoProposer(Proposer[States]):
 
     def observe(self, outcome: Outcome[States]) -> None:
         for number, part in enumerate(self.parts):
-            if part.observes:
-                observe_planned(part, outcome, self.clock, number)
+            observe_planned(part, outcome, self.clock, number)

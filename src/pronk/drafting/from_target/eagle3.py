@@ -72,24 +72,29 @@ _MAX_VOCAB = 1 << 20  # no model has more tokens
 _PACKAGED = Path(__file__).parents[2] / "heads"
 
 
-def packaged_heads() -> dict[Path, str]:
-    """Return the folders of the heads that come with pronk, with the name of each target's file."""
-    targets = {}
-    for file in sorted(_PACKAGED.glob("*/config.json")):
-        settings = read_json(file, ConfigError)["speculators_config"]
-        targets[file.parent] = settings["verifier"]["name_or_path"]
-    return targets
+class PackagedHead(NamedTuple):
+    """A head that comes with pronk.
 
-
-def is_twins_head(head: Path, target_folder: Path, config: ModelConfig) -> bool:
-    """Return whether a head comes with pronk, but for another model of the target's architecture.
-
-    Models are compared by their names, so quantizations of one model are not different.
+    Attributes:
+        folder: folder of the head.
+        target: name of the file or repository of the target that it was trained on.
+        architecture: description of the target's architecture.
     """
-    trained_on = packaged_heads().get(head)
-    return trained_on is not None and simplify_name(trained_on) not in model_names(
-        target_folder, config
-    )
+
+    folder: Path
+    target: str
+    architecture: str
+
+
+def packaged_heads() -> list[PackagedHead]:
+    """Return the heads that come with pronk."""
+    heads = []
+    for file in sorted(_PACKAGED.glob("*/config.json")):
+        settings = read_json(file, ConfigError)
+        target = Path(settings["speculators_config"]["verifier"]["name_or_path"]).name
+        architecture = settings["pronk"]["target"]["architecture"]
+        heads.append(PackagedHead(file.parent, target, architecture))
+    return heads
 
 
 @known_keywords
@@ -100,7 +105,7 @@ class Eagle3(Drafter):
     Attributes:
         model: folder or Hub id of a head, in the layouts of EAGLE, SpecForge, speculators or
             DeepSpec. ``None`` is the folder ``eagle3`` in the target's folder, or the head that
-            comes with pronk for this architecture.
+            comes with pronk for a model of this name.
         num_tokens: maximum number of draft tokens of a path, 1..64.
         num_nodes: maximum number of draft tokens of a tree, 1..1023; ``None`` proposes chains.
         beam: number of nodes of each depth that get children, and of children of a node, 1..16; for
@@ -150,13 +155,11 @@ class Eagle3(Drafter):
         """Return the folder of the default head, or ``None`` if there is none."""
         if folder is not None and (folder / _FOLDER / "config.json").is_file():
             return folder / _FOLDER
-        # A packaged head is used whatever the weights: quantizations and fine-tunes of its target
-        # accept many of its draft tokens, and the planner does not use a head that does not save
-        # time.
+        names = model_names(folder, config)
         architecture = describe_architecture(config)
-        for file in sorted(_PACKAGED.glob("*/config.json")):
-            if read_json(file, ConfigError)["pronk"]["target"]["architecture"] == architecture:
-                return file.parent
+        for head in packaged_heads():
+            if simplify_name(head.target) in names and head.architecture == architecture:
+                return head.folder
         return None
 
     def bind(self, target: Target) -> Eagle3Proposer:
@@ -466,10 +469,9 @@ def _check_target_name(drafter: str, folder: Path, head: EagleHead, target: Targ
     verifier = head.eagle.verifier
     if verifier is None or target.folder is None:
         return
-    name = Path(verifier).name
-    parts = [part.lower() for part in target.folder.parts]
     names = model_names(target.folder, target.decoder.config)
-    if simplify_name(name) not in names and not any(name.lower() in part for part in parts):
+    names |= {simplify_name(part) for part in target.folder.parts}
+    if simplify_name(Path(verifier).name) not in names:
         found = target.folder.name
         warnings.warn(
             f"{drafter}: {folder.name} was trained on {verifier}, found {found}", stacklevel=5

@@ -399,37 +399,48 @@ def test_default_heads(tmp_path: Path) -> None:
 def test_packaged_heads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """A head that comes with pronk is used for all targets of its architecture, and for no
-    others.
+    """A head that comes with pronk is used for all quantizations of its target, and for no other
+    model of the same name or of the same sizes.
     """
-    monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path)
+    packaged = tmp_path / "packaged"
+    monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", packaged)
     config = tiny_decoder().config
-    assert Eagle3().find_default(None, config) is None
-    architectures = {"a": "llama of 9 layers", "b": describe_architecture(config)}
-    for name, architecture in architectures.items():
-        trained_on = {"target": {"architecture": architecture, "weights": "0" * 16}}
-        write_head(random_head(EAGLE), tmp_path / name, pronk=trained_on)
-    assert Eagle3().find_default(None, config) == tmp_path / "b"
-    write_head(random_head(EAGLE), tmp_path / "eagle3")
-    assert Eagle3().find_default(tmp_path, config) == tmp_path / "eagle3"
-    engine = make_engine(tiny_decoder())
-    # recycling is asked only without a head of the target, lookahead only where rows are free
-    given = Auto(parts=(Eagle3(str(tmp_path / "eagle3")),))
-    for drafter in (Auto(bundled=False), given):
-        parts = [part.name for part in drafter.bind(engine.target).parts]
-        assert parts == ["prediction", "suffix", "eagle3", "lookahead"]
-    without_own = ["prediction", "suffix", "recycling"]
-    (tmp_path / "eagle3").rename(tmp_path / "c")
-    for name, expected in (
-        ("twin", [*without_own, "eagle3"]),
-        ("tiny-Q4_K_M", ["prediction", "suffix", "eagle3"]),
+    named = replace(config, name="Tiny GGUF")
+    assert Eagle3().find_default(None, named) is None
+    sizes = describe_architecture(config)
+    targets = {
+        "a": ("other", sizes),
+        "b": ("tiny-q4_k_m.gguf", "llama of 9 layers"),
+        "c": ("tiny-q4_k_m.gguf", sizes),
+    }
+    for name, (target, architecture) in targets.items():
+        trained_on = {
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": target, "architectures": []},
+        }
+        write_head(
+            random_head(EAGLE),
+            packaged / name,
+            speculators_config=trained_on,
+            pronk={"target": {"architecture": architecture, "weights": "0" * 16}},
+        )
+    assert Eagle3().find_default(None, named) == packaged / "c"
+    assert Eagle3().find_default(tmp_path / "Tiny-FP8", config) == packaged / "c"
+    assert Eagle3().find_default(tmp_path / "tiny-2507", config) is None
+    write_head(random_head(EAGLE), tmp_path / "tiny" / "eagle3")
+    assert Eagle3().find_default(tmp_path / "tiny", config) == tmp_path / "tiny" / "eagle3"
+    # recycling is asked only without a head, lookahead only where rows are free
+    bound = make_engine(tiny_decoder()).target
+    given = Auto(parts=(Eagle3(str(tmp_path / "tiny" / "eagle3")),))
+    own = ["prediction", "suffix", "eagle3", "lookahead"]
+    others = ["prediction", "suffix", "recycling", "lookahead"]
+    for drafter, name, expected in (
+        (Auto(bundled=False), "tiny-8bit", own),
+        (given, "tiny", own),
+        (Auto(bundled=False), "tiny-2507", others),
     ):
-        target = replace(engine.target, folder=tmp_path / name)  # the head was trained on "tiny"
-        parts = [part.name for part in Auto(bundled=False).bind(target).parts]
-        assert parts == [*expected, "lookahead"]
-    monkeypatch.setattr("pronk.drafting.from_target.eagle3._PACKAGED", tmp_path / "none")
-    parts = [part.name for part in Auto(bundled=False).bind(engine.target).parts]
-    assert parts == [*without_own, "lookahead"]
+        target = replace(bound, folder=tmp_path / name)
+        assert [part.name for part in drafter.bind(target).parts] == expected
     assert not recwarn.list
 
 
