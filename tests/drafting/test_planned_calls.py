@@ -41,22 +41,20 @@ class Both(Proposer[Any]):
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
 
-@pytest.mark.parametrize(
-    ("drafter", "observes"),
-    [
-        (Silent(), False),
-        (Observer(), True),
-        (Both(Silent(), Silent()), False),
-        (Both(Silent(), Observer()), True),
-        (Both(Both(Silent()), Both(Observer())), True),
-        (PromptLookup(), True),
-        (Prediction(), False),
-    ],
-    ids=str,
-)
-def test_drafters_with_a_method_observe_use_outcomes(
-    drafter: Proposer[Any], observes: bool
-) -> None:
+OBSERVERS = {
+    "silent": (Silent(), False),
+    "observer": (Observer(), True),
+    "silent parts": (Both(Silent(), Silent()), False),
+    "one part observes": (Both(Silent(), Observer()), True),
+    "a part of a part observes": (Both(Both(Silent()), Both(Observer())), True),
+    "prompt_lookup": (PromptLookup(), True),
+    "prediction": (Prediction(), False),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+def test_drafters_with_a_method_observe_use_outcomes(name: str) -> None:
+    drafter, observes = OBSERVERS[name]
     assert drafter.observes == observes
 
 
