@@ -42,7 +42,9 @@ def test_every_position_is_recorded(limits: Any, tmp_path: Path) -> None:
     size = llm.config.hidden_size
     vocab = llm.config.vocab_size
     form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
-    head = write_head(random_head(form, size=size), tmp_path, target_hidden_size=size)
+    head = write_head(
+        random_head(form, size=size), tmp_path, verifier="pronk-tiny", target_hidden_size=size
+    )
     recorder = limits.Recorder(llm, "eagle3", head, 3)
     prompt = llm.tokenizer.encode("def fibonacci(n):")
     text = limits.record(llm, recorder, prompt, 12)

@@ -55,7 +55,9 @@ def test_a_step_of_a_head_is_three_calls(
     size = llm.config.hidden_size
     vocab = llm.config.vocab_size
     form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
-    head = write_head(random_head(form, size=size), tmp_path, target_hidden_size=size)
+    head = write_head(
+        random_head(form, size=size), tmp_path, verifier="pronk-tiny", target_hidden_size=size
+    )
     drafter = f"eagle3(model={str(head)!r}, num_tokens=3)"
     llm.generate("def f(x):", SamplingParams(max_tokens=2), drafter=drafter)  # loads the head
     assert calls_of_a_step(passes, llm, drafter, **options) == 3.0

@@ -168,9 +168,13 @@ def copying_head(target: DenseModel, form: Form, *, noise: float = 0.0) -> Head:
 LAYOUTS = ("speculators", "eagle", "deepspec", "mtp", "mimo", "deepseek", "qwen")
 
 
-def write_head(head: Head, folder: Path, layout: str = "speculators", **changes: Any) -> Path:
+def write_head(
+    head: Head, folder: Path, layout: str = "speculators", *, verifier: str = "tiny", **changes: Any
+) -> Path:
     """Write a head in a layout; ``changes`` replace keys of ``config.json``, and ``None`` removes
     them.
+
+    ``verifier`` is the name of the target in the layouts of speculators.
     """
     form = head.form
     decoder = {
@@ -197,7 +201,7 @@ def write_head(head: Head, folder: Path, layout: str = "speculators", **changes:
             "speculators_model_type": form.kind,
             "speculators_config": {
                 "algorithm": form.kind,
-                "verifier": {"name_or_path": "tiny", "architectures": []},
+                "verifier": {"name_or_path": verifier, "architectures": []},
             },
             "transformer_layer_config": decoder,
         }
