@@ -64,16 +64,17 @@ def head_config(
 ) -> EagleConfig:
     """Return the configuration of a head for a target.
 
-    Its layer has the sizes of the target's layers, except as the options say. ``verifier`` is the
-    target's name, and ``fingerprint`` that of its weights, both stored in the head's file.
+    Its layer is that of a Llama, with the sizes of the target's layers, except as the options say.
+    ``verifier`` is the target's name, and ``fingerprint`` that of its weights, both stored in the
+    head's file.
 
     Raises:
-        OptionError: the target has no RMSNorm, or its MLP is not SwiGLU.
+        OptionError: the target has no RMSNorm.
     """
-    if target.norm != "rms" or not target.gated or target.activation != "silu":
+    if target.norm != "rms":
         msg = (
-            "model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found "
-            f"{target.family}"
+            f"model: expected a target with RMSNorm, found {target.family} with LayerNorm; use a "
+            "drafter without training, such as suffix"
         )
         raise OptionError(msg)
     # The file format of heads cannot describe other kinds of scaling, and no rotation of a part of
@@ -87,6 +88,8 @@ def head_config(
         num_layers=1,
         windows=(None,),
         intermediate_size=options.mlp or target.intermediate_size,
+        activation="silu",
+        gated=True,
         rope=rope,
         qkv_bias=False,
         out_bias=False,
