@@ -156,12 +156,16 @@ def begin(folder: Path, tmp_path: Path) -> Trainer[EagleTraining]:
     return Trainer(EagleTraining(tmp_path / "run", OPTIONS, teacher))
 
 
-def test_a_trained_head_drafts_for_gemma(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    """The head is a Llama's layer, although the target's MLP is no SwiGLU."""
-    folder = checkpoint("gemma3_text", max_position_embeddings=128)
+@pytest.mark.parametrize(
+    ("family", "activation"), [("gemma3_text", "gelu_tanh"), ("nemotron_h", "relu2")]
+)
+def test_a_trained_head_is_a_llamas_layer_for_other_mlps(
+    family: str, activation: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = checkpoint(family, max_position_embeddings=128)
     trainer = begin(folder, tmp_path)
     head = trainer.objective
-    assert head.teacher.llm.config.activation == "gelu_tanh"
+    assert head.teacher.llm.config.activation == activation
     trainer.train(lambda _: None, lambda _: None, lambda: False)
     head.export(tmp_path / "head", "", {})
     config = json.loads((tmp_path / "head" / "config.json").read_text(encoding="utf-8"))
