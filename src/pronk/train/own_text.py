@@ -31,7 +31,8 @@ from pronk.train.corpus.sources import SourceSpec
 
 _TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.0, 0.8)  # the dialogues have these temperatures in turn
 # Number of dialogues that one call generates, as a multiple of the batch. As it is several times
-# the batch, forward passes are full until the last dialogues.
+# the batch, forward passes are full until the last dialogues. The first call generates one batch,
+# so that the user soon sees how long the others will take.
 _GROUP = 4
 _MIN_ANSWER = 4  # minimum number of tokens of an answer; shorter ones are not trained on
 # number of successive questions that may be excluded before the command gives up
@@ -119,8 +120,10 @@ def write_answers(
     if header.prompts == BEGINNINGS:
         encode = Encoder.of_target(llm.tokenizer, llm.config).encode_plain
         answer = partial(_continue, llm, header, encode)
+    size = batch
     while done < tokens and seconds_left() > 0:
-        group = list(islice(numbers, _GROUP * batch))
+        group = list(islice(numbers, size))
+        size = _GROUP * batch
         dialogues = [each for each in answer(dict(group)) if each.num_answered >= _MIN_ANSWER]
         if not dialogues:
             msg = (
