@@ -303,6 +303,8 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     header, _ = read_answers(answers)
     check_answers(answers, header.weights, teacher.fingerprint)
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
+        if not (run.folder / CHECKPOINT).exists():  # it takes a minute for a large target
+            run.say("first weights: the target reads some of the answers")
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
             run.say(*_plan(trainer))
