@@ -96,7 +96,11 @@ def test_kangaroo(run: Run, tmp_path: Path) -> None:
     ]
     arguments.append(f"--kangaroo=a run={export}")
     text, found = run("kangaroo", ETAS=(0.0, 0.6), GAMMAS=(4, 6), arguments=arguments)
-    for title in ("Table 1: Spec-Bench", "Figure 3a: the exit layer", "Figure 3b: the threshold"):
+    for title in (
+        "Table 1: Spec-Bench",
+        "Figure 3a, table 2: exits and adapters",
+        "Figure 3b: the threshold",
+    ):
         assert f"## {title}, T = 0.0" in text
     assert "| CR, × plain | qa | rag |" in text
     exits = text[text.index("## Figure 3a") : text.index("## Figure 3b")].splitlines()
