@@ -34,6 +34,9 @@ target's token, given the text before it and over all noise:
 * any: p of all candidates together. No ranking of the candidates reaches more, and q = p on the
   candidates reaches this with noise.
 * max p: the most that a drafter reaches that knows p, but not the noise.
+
+A second table has, for each w of ``POWERS``, the probability minus that of the rule that the
+drafter has (bold in the first table), ± the standard error.
 """
 
 from __future__ import annotations
@@ -118,21 +121,35 @@ def overlap(p: Floats, q: Floats) -> float:
     return float(np.minimum(p, q / q.sum()).sum())
 
 
-def figures(p: Floats, log_q: Floats, first: float) -> Floats:
-    """Return the figures of one position, as the columns from *without noise* on have their means.
+class Figures(NamedTuple):
+    """Probabilities that one draft token of a source is the target's token, at one position.
 
-    In place of *gain* and *best power*, they are the coupling for each of ``POWERS``.
+    Attributes:
+        without_noise: of the first draft token of a ranking without noise.
+        by_power: of argmax(w log q + g), for each w of ``POWERS``.
+        maximal: of a maximal coupling of p and q.
+        any: of all candidates together.
+    """
+
+    without_noise: float
+    by_power: list[float]
+    maximal: float
+    any: float
+
+
+def figures(p: Floats, log_q: Floats, without_noise: float) -> Figures:
+    """Return the figures of one position.
 
     Args:
         p: the target's probabilities of the candidates, ``[n]``.
         log_q: as in :class:`Candidates`; of equal ones, the first one counts as the largest.
-        first: the target's probability of the first draft token without noise.
+        without_noise: as in :class:`Figures`.
     """
     relative = log_q - log_q.max()
     finite = [power for power in POWERS if power < math.inf]
-    couplings = [coupling(p, np.exp(power * relative)) for power in finite]
-    largest = p[relative.argmax()]
-    return np.array([first, *couplings, largest, overlap(p, np.exp(relative)), p.sum()])
+    by_power = [coupling(p, np.exp(power * relative)) for power in finite]
+    by_power.append(float(p[relative.argmax()]))
+    return Figures(without_noise, by_power, overlap(p, np.exp(relative)), float(p.sum()))
 
 
 def _counts(tokens: Sequence[tuple[int, int]]) -> Candidates | None:
@@ -242,7 +259,7 @@ class Position(NamedTuple):
     token: int
     max_p: float
     drafts: dict[str, Draft]
-    figures: dict[str, Floats | None]
+    figures: dict[str, Figures | None]
 
 
 class Recorder(Proposer[Any]):
@@ -286,7 +303,7 @@ class Recorder(Proposer[Any]):
         logits = outcome.logits[0].astype(np.float64) / outcome.params.temperature
         weights = np.exp(logits - logits.max())
         p = weights / weights.sum()
-        found = dict[str, Floats | None]()
+        found = dict[str, Figures | None]()
         for name, draft in self._drafts.items():
             found[name] = None
             if draft.candidates is not None:
@@ -317,31 +334,76 @@ COLUMNS = (
 )
 
 
+def figures_of(name: str, positions: Sequence[Position]) -> list[Figures]:
+    """Return the figures of a source at the positions where it has candidates."""
+    found = [position.figures[name] for position in positions]
+    return [each for each in found if each is not None]
+
+
+def own_rule(name: str, rows: Sequence[Figures]) -> Floats:
+    """Return the probabilities of the rule that the source's drafter has."""
+    with_noise = POWERS.index(1.0)
+    if SOURCES[name].uses_noise:
+        return np.array([row.by_power[with_noise] for row in rows])
+    return np.array([row.without_noise for row in rows])
+
+
+def difference(first: Floats, second: Floats) -> str:
+    """Return the mean of paired differences, ± its standard error."""
+    differences = first - second
+    error = differences.std() / math.sqrt(len(differences))
+    return f"{differences.mean():+.3f} ± {error:.3f}"
+
+
 def table_row(temperature: float, name: str, positions: Sequence[Position]) -> list[str]:
     """Return the cells of a source's row; the rule that its drafter has is in bold type."""
     kept = [position for position in positions if position.figures[name] is not None]
     share = f"{len(kept)} ({len(kept) / max(1, len(positions)):.0%})"
     if not kept:
         return [f"{temperature:g}", name, share, *["–"] * (len(COLUMNS) - 3)]
-    rows = np.array([position.figures[name] for position in kept])
-    means = rows.mean(axis=0)
-    first = means[0]
-    by_power = means[1 : 1 + len(POWERS)]
-    best = int(by_power.argmax())
-    coupled = rows[:, 1 + POWERS.index(1.0)]
-    gains = coupled - rows[:, 0]
-    error = gains.std() / math.sqrt(len(gains))
+    rows = figures_of(name, kept)
+    without_noise = np.array([row.without_noise for row in rows])
+    by_power = np.array([row.by_power for row in rows])
+    with_noise = by_power[:, POWERS.index(1.0)]
+    best = int(by_power.mean(axis=0).argmax())
     drafts = [position.drafts[name] for position in kept]
     right = [draft.token == position.token for draft, position in zip(drafts, kept, strict=True)]
     several = [draft.candidates is not None and len(draft.candidates.ids) > 1 for draft in drafts]
-    rules = [f"{first:.3f}", f"{coupled.mean():.3f}"]
+    rules = [f"{without_noise.mean():.3f}", f"{with_noise.mean():.3f}"]
     used = int(SOURCES[name].uses_noise)
     rules[used] = f"**{rules[used]}**"
+    maximal = np.mean([row.maximal for row in rows])
+    any_candidate = np.mean([row.any for row in rows])
     max_p = np.mean([position.max_p for position in kept])
-    cells = [f"{temperature:g}", name, share, f"{np.mean(several):.0%}", f"{np.mean(right):.3f}"]
-    cells += [*rules, f"{gains.mean():+.3f} ± {error:.3f}"]
-    cells += [f"{by_power[best]:.3f} ({POWERS[best]:g})"]
-    return [*cells, *(f"{mean:.3f}" for mean in (*means[-2:], max_p))]
+    return [
+        f"{temperature:g}",
+        name,
+        share,
+        f"{np.mean(several):.0%}",
+        f"{np.mean(right):.3f}",
+        *rules,
+        difference(with_noise, without_noise),
+        f"{by_power[:, best].mean():.3f} ({POWERS[best]:g})",
+        f"{maximal:.3f}",
+        f"{any_candidate:.3f}",
+        f"{max_p:.3f}",
+    ]
+
+
+def power_row(temperature: float, name: str, positions: Sequence[Position]) -> list[str]:
+    """Return the cells of a source's row in the second table."""
+    rows = figures_of(name, positions)
+    if not rows:
+        return [f"{temperature:g}", name, *["–"] * len(POWERS)]
+    own = own_rule(name, rows)
+    by_power = np.array([row.by_power for row in rows])
+    return [f"{temperature:g}", name, *(difference(each, own) for each in by_power.T)]
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def find_drafters(
@@ -374,7 +436,8 @@ def main() -> None:
     prompts = read_prompts(options.prompts, options.per_suite)
     llm = LLM(options.model, drafter="autoregressive", budget="all", threads=1)
     recorder = Recorder(llm, find_drafters(llm, options.sources, options.datastore))
-    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    print(table_lines(COLUMNS, []), flush=True)
+    power_rows = list[list[str]]()
     for temperature in options.temperatures:
         positions = list[Position]()
         for number, prompt in enumerate(prompts):
@@ -385,6 +448,9 @@ def main() -> None:
         print(file=sys.stderr)
         for name in recorder.names:
             print(f"| {' | '.join(table_row(temperature, name, positions))} |", flush=True)
+            power_rows.append(power_row(temperature, name, positions))
+    print()
+    print(table_lines(["T", "source", *(f"w = {power:g}" for power in POWERS)], power_rows))
 
 
 if __name__ == "__main__":

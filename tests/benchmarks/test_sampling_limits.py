@@ -96,16 +96,15 @@ def test_overlap_is_that_of_a_maximal_coupling(
 def test_figures_of_a_position(limits: Any) -> None:
     p = np.array([0.3, 0.2])
     found = limits.figures(p, np.log([3.0, 2.0]) - 50.0, 0.125)
-    by_power = found[1 : 1 + len(limits.POWERS)]
-    assert found[0] == 0.125
+    assert found.without_noise == 0.125
     # q is p on the candidates: with noise, the draft token is right whenever a candidate is
-    assert by_power[limits.POWERS.index(1.0)] == pytest.approx(0.5)
-    assert found[-1] == pytest.approx(0.5)
-    assert found[-2] == pytest.approx(0.5)
+    assert found.by_power[limits.POWERS.index(1.0)] == pytest.approx(0.5)
+    assert found.maximal == pytest.approx(0.5)
+    assert found.any == pytest.approx(0.5)
     squared = limits.coupling(p, np.array([9.0, 4.0]))
-    assert by_power[limits.POWERS.index(2.0)] == pytest.approx(squared)
+    assert found.by_power[limits.POWERS.index(2.0)] == pytest.approx(squared)
     assert squared < 0.49
-    assert by_power[limits.POWERS.index(np.inf)] == 0.3
+    assert found.by_power[limits.POWERS.index(np.inf)] == 0.3
 
 
 def test_a_row_of_the_table(limits: Any) -> None:
@@ -131,6 +130,10 @@ def test_a_row_of_the_table(limits: Any) -> None:
     assert cells[7].startswith(f"{coupled - 1.25 / 3:+.3f} ± ")
     assert cells[-3:] == ["0.583", "0.583", "0.583"]
     assert limits.table_row(0.7, "suffix", positions[3:])[2:5] == ["0 (0%)", "–", "–"]
+    by_power = limits.power_row(0.7, "suffix", positions)
+    assert by_power[2 + limits.POWERS.index(1.0)] == cells[7]
+    assert by_power[2 + limits.POWERS.index(np.inf)] == "+0.000 ± 0.000"
+    assert limits.power_row(0.7, "suffix", positions[3:])[2:] == ["–"] * len(limits.POWERS)
 
 
 def test_drafters_propose_what_their_candidates_say(limits: Any, tmp_path: Path) -> None:
@@ -180,7 +183,8 @@ def test_drafters_propose_what_their_candidates_say(limits: Any, tmp_path: Path)
                 assert token in tokens.tolist()
             first = tokens[0] if limits.SOURCES[name].uses_noise else token
             own = position.figures[name]
-            assert own[[0, -1]] == pytest.approx([p[first], p[tokens].sum()], rel=1e-4)
+            assert own.without_noise == pytest.approx(p[first], rel=1e-4)
+            assert own.any == pytest.approx(p[tokens].sum(), rel=1e-4)
             if name in {"suffix", "recycling"}:
                 # both know tokens that followed the last token before
                 assert text[number - 1] in text[: number - 1]
