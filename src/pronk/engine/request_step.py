@@ -79,6 +79,11 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
     if has_prompt_logprobs:
         first = 0
     all_logits = has_prompt_logprobs or request.params.rejects or request.needs_logits
+    library_sampler = None
+    if samples and not has_prompt_logprobs:
+        # The penalties must not count draft tokens of an interrupted step.
+        request.sampler.recover()
+        library_sampler = request.sampler.library_sampler
     entry = BatchEntry(
         block_table,
         tree,
@@ -87,6 +92,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
         num_final=block_table.length + scheduled.num_tokens,
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
+        library_sampler=library_sampler,
     )
     return RequestStep(scheduled, draft, entry, request, includes_root)
 

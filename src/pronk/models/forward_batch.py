@@ -24,10 +24,12 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StatePass
 from pronk.checkpoint.rope import RopeConfig, RopeTable
-from pronk.kernels.structures import CRecurrence
-from pronk.models.kernel_batch import KernelBatch
+from pronk.kernels.structures import CChoice, CRecurrence
+from pronk.models.kernel_batch import KernelBatch, KernelChoices
+from pronk.sampling.library_sampler import LibrarySampler
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.verify import VerifiedPath
 
 
 class BatchEntry(NamedTuple):
@@ -59,6 +61,9 @@ class BatchEntry(NamedTuple):
             logits, temperature and seed alone. Processes sample tokens with it, and send these
             instead of logits. A GPU also verifies the tree, which no earlier pass has computed a
             part of.
+        library_sampler: for a model in this process on the CPU; set if the library can choose the
+            request's tokens. The call of the pass then verifies the tree of the ``logits_nodes``,
+            the first of which is the last token of the text.
     """
 
     block_table: BlockTable
@@ -70,6 +75,7 @@ class BatchEntry(NamedTuple):
     other_tables: tuple[BlockTable, ...] = ()
     all_logits: bool = True
     stateless_sampler: StatelessSampler | None = None
+    library_sampler: LibrarySampler | None = None
 
     @property
     def num_rows(self) -> int:
@@ -122,6 +128,7 @@ class ForwardBatch:
             entries[0].logits_rows if len(entries) == 1 else self._find_logits_rows()
         )
         self._for_kernels: KernelBatch | None = None
+        self._choices: KernelChoices | None = None
         self._recurrence: list[StatePass] = []
         # cosines and sines of the rows' rotations under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
@@ -129,7 +136,8 @@ class ForwardBatch:
     def without_unread(self) -> tuple[list[BatchEntry], list[int]]:
         """Return the batch without the rows before the first logits of each entry.
 
-        Entries without logits are left out. The nodes of the other rows count as computed.
+        Entries without logits are left out. The nodes of the other rows count as computed. The
+        pass over these rows chooses no tokens.
 
         Returns:
             The entries, and the indices of their rows in this batch.
@@ -140,7 +148,7 @@ class ForwardBatch:
         for entry, count in zip(self.entries, self.row_counts, strict=True):
             start = entry.logits_nodes.start
             if len(entry.logits_nodes):
-                entries.append(entry._replace(num_computed=start))
+                entries.append(entry._replace(num_computed=start, library_sampler=None))
                 rows.extend(range(first + start - entry.num_computed, first + count))
             first += count
         return entries, rows
@@ -173,6 +181,24 @@ class ForwardBatch:
         if self._for_kernels is None:
             self._for_kernels = KernelBatch(self.entries, self.logits_rows)
         return self._for_kernels
+
+    def begin_choices(self) -> ctypes.Array[CChoice] | None:
+        """Prepare the choices of tokens for a pass with logits; return them as C structures.
+
+        ``None``: no entry has a ``library_sampler``.
+        """
+        if all(entry.library_sampler is None for entry in self.entries):
+            return None
+        self._choices = KernelChoices(self.entries, self.for_kernels)
+        return self._choices.structs
+
+    def verified_paths(self) -> list[VerifiedPath | None] | None:
+        """Return the verified path of each entry, after a pass that has chosen tokens.
+
+        ``None`` instead of a path: the pass has not verified the entry's tree, or logits on its
+        path are not finite. ``None`` in all: the pass has chosen no tokens.
+        """
+        return None if self._choices is None else self._choices.results()
 
     def begin_states(
         self, cache: PagedCache, *, keeps: bool, num_extra: int = 0

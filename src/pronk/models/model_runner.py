@@ -47,8 +47,8 @@ class ForwardResult(NamedTuple):
             of logits. ``None`` without workers that sample.
         experts_read: experts that the pass read, relative to a pass of one row; ``None``: no
             experts, or not counted (several workers).
-        paths: for each entry, the result of verifying its tree, if a device has verified it;
-            ``None`` without such a device.
+        paths: for each entry, the result of verifying its tree, if the pass has verified it;
+            ``None`` if the pass verifies no trees.
     """
 
     logits: Sequence[Logits]
@@ -158,7 +158,7 @@ class ModelRunner:
         if self.decoder.config.mixture is not None:
             experts_read = self._relative_to_one_row(result.experts_read)
         logits = batch.split_logits(result.logits)
-        return ForwardResult(logits, hidden, seconds, experts_read=experts_read)
+        return ForwardResult(logits, hidden, seconds, experts_read=experts_read, paths=result.paths)
 
     def _relative_to_one_row(self, experts_read: int | None) -> float | None:
         """Return experts read as a multiple of those of one row; ``None`` without experts."""

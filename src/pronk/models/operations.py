@@ -584,6 +584,8 @@ class Operations:
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
+        *,
+        chooses: bool = False,
     ) -> int:
         """Run the program on the rows of a batch.
 
@@ -592,7 +594,8 @@ class Operations:
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
         ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and
-        ``collected`` ``[collected layers, rows, hidden]``.
+        ``collected`` ``[collected layers, rows, hidden]``. With ``chooses``, they are the model's
+        logits, and the same call verifies the token trees (``ForwardBatch.verified_paths``).
         """
         call = self._make_pass(batch, stream)
         experts_read = ctypes.c_int64()
@@ -601,6 +604,9 @@ class Operations:
             call.logits = address_of(logits)
         if collected is not None:
             call.collected = address_of(collected)
+        if chooses:
+            assert batch is not None, "expected rows of requests"
+            call.choices = batch.begin_choices()
         self.kernels.run(self._compiled or self._compile(), len(self._ops), call)
         return experts_read.value
 

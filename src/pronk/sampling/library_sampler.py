@@ -7,6 +7,7 @@ the bits of :meth:`pronk.sampling.sampler.Sampler.choose`.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator, Sequence
 
@@ -31,6 +32,7 @@ class LibrarySampler:
     Attributes:
         options: the request's options, as the kernels read them. With penalties they point to the
             counts of the tokens of the text, which :class:`Penalties` keeps.
+        address: address of ``options``.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class LibrarySampler:
         if penalties is not None:
             self.options.counts = penalties.counts.ctypes.data
             self.options.in_prompt = penalties.in_prompt.ctypes.data
+        self.address = ctypes.addressof(self.options)
 
     def verify(self, tree: TokenTree, logits: Array, position: int) -> VerifiedPath | None:
         """Return the result of :func:`pronk.sampling.verify.verify_tree`.
@@ -77,8 +80,7 @@ class LibrarySampler:
         """
         parents: Sequence[int] = tree.parents
         if tree.verify is not None:
-            pairs = zip(parents, tree.acceptable, strict=True)
-            parents = [parent if acceptable else -1 for parent, acceptable in pairs]
+            parents = tree.acceptable_parents
         rows = np.ascontiguousarray(logits)
         found = self._kernels.verify(self.options, rows, position, tree.tokens, parents)
         if found is None:

@@ -297,7 +297,7 @@ int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_
     token = choose_token(sampling, logits + node * vocab, vocab, position + accepted, kernels, scratch);
     if (token < 0) break;
     int32_t child = node + 1;
-    while (child < nodes && !(parents[child] == node && tokens[child] == token)) child++;
+    while (child < nodes && !((parents ? parents[child] : child - 1) == node && tokens[child] == token)) child++;
     if (child >= nodes) break;
     if (sampling->counts) sampling->counts[token]++;
     path[accepted++] = node = child;
