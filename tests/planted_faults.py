@@ -233,15 +233,15 @@ _SAMPLING = (
     Fault(
         "the library accepts nodes that only have to be computed",
         "sampling/library_sampler.py",
-        "        if tree.verify is not None:\n",
-        "        if False:\n",
+        "        parents = tree.acceptable_parents\n",
+        "        parents = tree.parents\n",
         "sampling/test_library_sampler.py",
     ),
     Fault(
         "the choice in the pass accepts nodes that only have to be computed",
         "models/kernel_batch.py",
-        "        if tree.verify is None:\n",
-        "        if True:\n",
+        "        parents = array(\"i\", tree.acceptable_parents)\n",
+        "        parents = array(\"i\", tree.parents)\n",
         "models/test_kernel_batch.py",
     ),
     Fault(
@@ -257,6 +257,20 @@ _SAMPLING = (
         "pass->logits + choice->first * task->vocab;\n",
         "pass->logits;\n",
         "models/test_kernel_batch.py",
+    ),
+    Fault(
+        "the choice in the pass takes the rows of the request before",
+        "models/kernel_batch.py",
+        "            first_logits += len(nodes)\n",
+        "            first_logits += 1\n",
+        "models/test_kernel_batch.py",
+    ),
+    Fault(
+        "shards of a tree in other processes choose tokens",
+        "parallel/work_rows.py",
+        "    entry = entry._replace(library_sampler=None)  # the driver verifies the tree\n",
+        "",
+        "parallel/test_runner.py",
     ),
     Fault(
         "tokens are appended to a suffix index again after an interruption",

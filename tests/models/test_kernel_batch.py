@@ -1,4 +1,4 @@
-"""Token trees that the call of a pass verifies: the tokens that a call for each tree chooses."""
+"""Token trees verified at the end of a pass: the same tokens as by a call for each tree."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pronk.base.arrays import FLOAT32
 from pronk.cache.blocks import BlockTable
@@ -15,15 +16,18 @@ from pronk.models.forward_batch import BatchEntry, ForwardBatch
 from pronk.models.model_runner import ForwardResult, ModelRunner
 from pronk.sampling.logits_processors import TokenContext
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.sampler import Sampler
+from pronk.sampling.sampler import NotFiniteError, Sampler
 from pronk.sampling.tree import TokenTree
-from tiny_models import VOCAB, make_cache, tiny_decoder
+from pronk.sampling.verify import VerifiedPath
+from tiny_models import VOCAB, decoder_of, kernels, make_cache, tiny_decoder, tiny_module
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0, 0.3, 1.0),
     "top_k": (0, 7),
     "top_p": (1.0, 0.8),
+    "min_p": (0.0, 0.1),
     "repetition_penalty": (1.0, 1.3),
+    "presence_penalty": (0.0, 0.5),
     "frequency_penalty": (0.0, 0.7),
 }
 
@@ -78,6 +82,10 @@ class Text:
         with self.sampler.after(path):
             return self.sampler.choose(logits[node])
 
+    def counts(self) -> list[NDArray[np.int32]]:
+        """Return the counts of tokens of the penalties, if there are any."""
+        return [each.counts.copy() for each in self.sampler.processors]  # type: ignore[attr-defined]
+
     def entry(self, runner: ModelRunner, tree: TokenTree, *, in_pass: bool) -> BatchEntry:
         runner.cache.prepare(self.table, self.table.length + len(tree))
         library_sampler = self.sampler.library_sampler if in_pass else None
@@ -90,7 +98,11 @@ def runner() -> ModelRunner:
     return ModelRunner(decoder, make_cache(decoder.config, FLOAT32))
 
 
-def test_trees_of_a_batch(runner: ModelRunner) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_trees_of_a_batch(
+    runner: ModelRunner, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pronk.models.operations.num_threads", lambda: threads)
     dice = random.Random(1)
     num_accepted = 0
     num_rejected = 0
@@ -104,16 +116,16 @@ def test_trees_of_a_batch(runner: ModelRunner) -> None:
             text.entry(runner, tree, in_pass=each)
             for text, tree, each in zip(texts, trees, in_pass, strict=True)
         ]
+        counts = [text.counts() for text in texts]
         result = runner.forward(ForwardBatch(entries))
         assert (result.paths is None) == (not any(in_pass))
         for number, (text, tree) in enumerate(zip(texts, trees, strict=True)):
-            counts = [each.counts.copy() for each in text.sampler.processors]  # type: ignore[attr-defined]
             want = verify_in_library(text.sampler, tree, result.logits[number])
             text.sampler.recover()
             if result.paths is not None:
                 assert result.paths[number] == (want if in_pass[number] else None), round_number
-            for before, processor in zip(counts, text.sampler.processors, strict=True):
-                assert (before == processor.counts).all()  # type: ignore[attr-defined]
+            for before, after in zip(counts[number], text.counts(), strict=True):
+                assert (before == after).all()
             assert want is not None
             num_accepted += len(want.path)
             num_rejected += len(tree) - 1 - len(want.path)
@@ -152,8 +164,32 @@ def test_the_last_token_of_a_prompt(shape: dict[str, Any]) -> None:
 
 
 def test_logits_that_are_not_finite() -> None:
-    """The pass has no path; the request then fails as without the pass's choice."""
-    decoder = tiny_decoder(FLOAT32)
+    """The pass has no path; the call for the tree then tells the engine why."""
+    decoder = decoder_of(tiny_module(), kernels(), "plain")
     decoder.norm.weight[:] = np.nan
     runner = ModelRunner(decoder, make_cache(decoder.config, FLOAT32))
-    assert last_of_prompt(runner, Text(runner, random.Random(3), 0)).paths == [None]
+    text = Text(runner, random.Random(3), 0)
+    result = last_of_prompt(runner, text)
+    assert result.paths == [None]
+    with pytest.raises(NotFiniteError):
+        verify_in_library(text.sampler, TokenTree.chain(text.tokens[-1:]), result.logits[0][-1:])
+
+
+def test_memory_that_is_full() -> None:
+    """The request has no path, and the other requests of the batch keep theirs."""
+    dice = random.Random(4)
+    decoder = tiny_decoder(FLOAT32)
+    runner = ModelRunner(decoder, make_cache(decoder.config, FLOAT32))
+    texts = [Text(runner, dice, seed) for seed in range(2)]
+    entries = list[BatchEntry]()
+    for text in texts:
+        text.read(runner)
+        tree = TokenTree.chain(text.tokens[-1:])
+        entries.append(text.entry(runner, tree, in_pass=True))
+    choices = ForwardBatch(entries).make_choices()
+    assert choices is not None
+    choices.structs[0].accepted = -2
+    choices.structs[1].accepted = 0
+    first, second = choices.results()
+    assert first is None
+    assert second == VerifiedPath((), (0,))

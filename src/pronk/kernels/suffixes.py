@@ -89,7 +89,8 @@ class CompiledSuffixes:
             MemoryError: there is too little memory.
         """
         self.max_match = max_match
-        # Tokens that are certainly appended: ``num_tokens``, or fewer after Ctrl-C in a call.
+        # Number of tokens whose appending has returned. After Ctrl-C in a call, the automaton may
+        # have more (``num_tokens``).
         self.num_known = 0
         self._library = library
         # Address of the automaton in the library.
@@ -247,8 +248,8 @@ class NativeTreeBuilder:
             sources: the automaton of the request's own text, then the automata of other texts.
             tail: the last tokens of the text, at least one; the very last is the root of the tree.
             limits: limits of the tree.
-            appended: tokens of the request's text after the first ``num_known``, which the same
-                call appends to its automaton, if the automaton lacks them.
+            appended: tokens of the request's text after the first ``sources[0].num_known``. The
+                call first appends those of them that this automaton lacks.
 
         Raises:
             MemoryError: there is too little memory.

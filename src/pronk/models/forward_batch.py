@@ -24,12 +24,11 @@ from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.cache.states import StatePass
 from pronk.checkpoint.rope import RopeConfig, RopeTable
-from pronk.kernels.structures import CChoice, CRecurrence
+from pronk.kernels.structures import CRecurrence
 from pronk.models.kernel_batch import KernelBatch, KernelChoices
 from pronk.sampling.library_sampler import LibrarySampler
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.tree import TokenTree
-from pronk.sampling.verify import VerifiedPath
 
 
 class BatchEntry(NamedTuple):
@@ -61,9 +60,10 @@ class BatchEntry(NamedTuple):
             logits, temperature and seed alone. Processes sample tokens with it, and send these
             instead of logits. A GPU also verifies the tree, which no earlier pass has computed a
             part of.
-        library_sampler: for a model in this process on the CPU; set if the library can choose the
-            request's tokens. The call of the pass then verifies the tree of the ``logits_nodes``,
-            the first of which is the last token of the text.
+        library_sampler: sampler of a request whose tokens the library can choose. A
+            :class:`~pronk.models.layer_executor.LayerExecutor` then verifies the tree in the call
+            of the pass; other executors do not read it. The first of ``logits_nodes``, of which
+            there is at least one, is the last token of the text.
     """
 
     block_table: BlockTable
@@ -128,7 +128,6 @@ class ForwardBatch:
             entries[0].logits_rows if len(entries) == 1 else self._find_logits_rows()
         )
         self._for_kernels: KernelBatch | None = None
-        self._choices: KernelChoices | None = None
         self._recurrence: list[StatePass] = []
         # cosines and sines of the rows' rotations under dynamic RoPE
         self._rope_entries: dict[RopeConfig, Array] = {}
@@ -182,23 +181,14 @@ class ForwardBatch:
             self._for_kernels = KernelBatch(self.entries, self.logits_rows)
         return self._for_kernels
 
-    def begin_choices(self) -> ctypes.Array[CChoice] | None:
-        """Prepare the choices of tokens for a pass with logits; return them as C structures.
+    def make_choices(self) -> KernelChoices | None:
+        """Return the choices of tokens for a pass with logits.
 
         ``None``: no entry has a ``library_sampler``.
         """
         if all(entry.library_sampler is None for entry in self.entries):
             return None
-        self._choices = KernelChoices(self.entries, self.for_kernels)
-        return self._choices.structs
-
-    def verified_paths(self) -> list[VerifiedPath | None] | None:
-        """Return the verified path of each entry, after a pass that has chosen tokens.
-
-        ``None`` instead of a path: the pass has not verified the entry's tree, or logits on its
-        path are not finite. ``None`` in all: the pass has chosen no tokens.
-        """
-        return None if self._choices is None else self._choices.results()
+        return KernelChoices(self.entries, self.for_kernels)
 
     def begin_states(
         self, cache: PagedCache, *, keeps: bool, num_extra: int = 0

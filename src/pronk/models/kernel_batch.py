@@ -93,7 +93,7 @@ class KernelBatch:
 
 
 class KernelChoices:
-    """Choices of the entries' tokens by the logits of a pass, and their results.
+    """Choices of the entries' tokens at the end of a pass, and their results.
 
     Attributes:
         structs: ``pronk_choice`` of each entry, in which the kernels write the results.
@@ -106,7 +106,6 @@ class KernelChoices:
         choice.
         """
         self._entries = entries
-        self._arrays = arrays
         self._kept_alive: list[array[int]] = []
         self._paths: list[array[int]] = []
         self.structs = (CChoice * len(entries))()
@@ -117,10 +116,11 @@ class KernelChoices:
             path = array("i", bytes(4 * len(nodes)))
             self._paths.append(path)
             if entry.library_sampler is not None:
+                assert len(nodes) > 0, "expected the logits after the last token of the text"
                 self.structs[number] = CChoice(
-                    entry.library_sampler.address,
+                    ctypes.addressof(entry.library_sampler.options),
                     first_token + 4 * (nodes.start - entry.num_computed),
-                    self._parents(number),
+                    self._parents(entry),
                     entry.block_table.length + nodes.start + 1,
                     first_logits,
                     len(nodes),
@@ -130,11 +130,13 @@ class KernelChoices:
             first_token += 4 * entry.num_rows
             first_logits += len(nodes)
 
-    def _parents(self, number: int) -> int | None:
+    def _parents(self, entry: BatchEntry) -> int | None:
         """Return the address of the parents of an entry's nodes; ``None`` for a chain."""
-        tree = self._entries[number].tree
-        if tree.verify is None:
-            return self._arrays.segments[number].parents
+        tree = entry.tree
+        num_nodes = len(entry.logits_nodes)
+        if num_nodes == 1 or (tree.verify is None and tree.main_chain == num_nodes):
+            return None
+        assert num_nodes == len(tree.tokens), "expected the logits of the whole tree"
         parents = array("i", tree.acceptable_parents)
         self._kept_alive.append(parents)
         address, _ = parents.buffer_info()
@@ -143,15 +145,15 @@ class KernelChoices:
     def results(self) -> list[VerifiedPath | None]:
         """Return the verified path of each entry after the pass.
 
-        ``None``: the entry has no choice, or logits on its path are not finite.
+        ``None``: the entry has no choice, or its choice has failed, because logits on its path are
+        not finite or memory is full.
         """
         results: list[VerifiedPath | None] = []
         for entry, struct, path in zip(self._entries, self.structs, self._paths, strict=True):
-            if entry.library_sampler is None or struct.accepted < 0:
-                results.append(None)
-                continue
-            nodes = path[: struct.accepted].tolist()
-            first = entry.logits_nodes.start
-            tokens = [entry.tree.tokens[first + node] for node in nodes]
-            results.append(VerifiedPath(tuple(nodes), (*tokens, path[struct.accepted])))
+            found = None
+            if entry.library_sampler is not None and struct.accepted >= 0:
+                tokens = entry.tree.tokens[entry.logits_nodes.start :]
+                nodes = path[: struct.accepted].tolist()
+                found = VerifiedPath.of_nodes(tokens, nodes, path[struct.accepted])
+            results.append(found)
         return results

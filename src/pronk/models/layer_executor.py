@@ -122,9 +122,11 @@ class LayerExecutor:
         outputs = None
         if collected:
             outputs = np.empty((len(collected), *states.shape), states.dtype)
-        experts_read = program.run(batch, states, logits, outputs, chooses=has_logits)
+        choices = batch.make_choices() if has_logits else None
+        experts_read = program.run(batch, states, logits, outputs, choices)
         hidden = _wanted(collect, collected, outputs) if collect else {}
-        return LayersResult(hidden, logits, experts_read, batch.verified_paths())
+        paths = None if choices is None else choices.results()
+        return LayersResult(hidden, logits, experts_read, paths)
 
     def _collected(self, num_layers: int, collect: Sequence[int]) -> tuple[int, ...]:
         """Return the layers whose outputs a program of the first ``num_layers`` layers collects.

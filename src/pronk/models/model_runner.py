@@ -42,13 +42,13 @@ class ForwardResult(NamedTuple):
             ``logits[-1]``, and ``logits[:]`` is an array.
         hidden: layer number (from 1) to the output ``[rows, hidden]`` of each entry, in the model's
             compute dtype; only of the layers in ``collect``.
-        seconds: duration of the forward pass.
+        seconds: duration of the forward pass, with the choices of tokens that belong to it.
         sampled: for each entry, the tokens that a worker process sampled, by the index of their row
             of logits. ``None`` without workers that sample.
         experts_read: experts that the pass read, relative to a pass of one row; ``None``: no
             experts, or not counted (several workers).
-        paths: for each entry, the result of verifying its tree, if the pass has verified it;
-            ``None`` if the pass verifies no trees.
+        paths: for each entry, the result of verifying its tree; ``None`` in place of a result if
+            the pass has not verified the tree, and in place of all if it verifies none.
     """
 
     logits: Sequence[Logits]

@@ -29,6 +29,7 @@ from pronk.models.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder, Layer
+    from pronk.models.kernel_batch import KernelChoices
     from pronk.models.linear import Experts, Linear, Norm, StackedLinear
 
 # Kinds of operations, numbered as ``pronk_kind`` in ``csrc/pronk.h``.
@@ -584,8 +585,7 @@ class Operations:
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
-        *,
-        chooses: bool = False,
+        choices: KernelChoices | None = None,
     ) -> int:
         """Run the program on the rows of a batch.
 
@@ -594,8 +594,8 @@ class Operations:
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
         ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and
-        ``collected`` ``[collected layers, rows, hidden]``. With ``chooses``, they are the model's
-        logits, and the same call verifies the token trees (``ForwardBatch.verified_paths``).
+        ``collected`` ``[collected layers, rows, hidden]``. With ``choices``, the last operation is
+        the LM head; the same call then chooses tokens by its logits.
         """
         call = self._make_pass(batch, stream)
         experts_read = ctypes.c_int64()
@@ -604,9 +604,8 @@ class Operations:
             call.logits = address_of(logits)
         if collected is not None:
             call.collected = address_of(collected)
-        if chooses:
-            assert batch is not None, "expected rows of requests"
-            call.choices = batch.begin_choices()
+        if choices is not None:
+            call.choices = choices.structs
         self.kernels.run(self._compiled or self._compile(), len(self._ops), call)
         return experts_read.value
 

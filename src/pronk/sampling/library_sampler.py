@@ -7,7 +7,6 @@ the bits of :meth:`pronk.sampling.sampler.Sampler.choose`.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator, Sequence
 
@@ -32,7 +31,6 @@ class LibrarySampler:
     Attributes:
         options: the request's options, as the kernels read them. With penalties they point to the
             counts of the tokens of the text, which :class:`Penalties` keeps.
-        address: address of ``options``.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class LibrarySampler:
         if penalties is not None:
             self.options.counts = penalties.counts.ctypes.data
             self.options.in_prompt = penalties.in_prompt.ctypes.data
-        self.address = ctypes.addressof(self.options)
 
     def verify(self, tree: TokenTree, logits: Array, position: int) -> VerifiedPath | None:
         """Return the result of :func:`pronk.sampling.verify.verify_tree`.
@@ -78,16 +75,10 @@ class LibrarySampler:
         Returns:
             The accepted path; ``None`` if logits on the path are not finite.
         """
-        parents: Sequence[int] = tree.parents
-        if tree.verify is not None:
-            parents = tree.acceptable_parents
         rows = np.ascontiguousarray(logits)
+        parents = tree.acceptable_parents
         found = self._kernels.verify(self.options, rows, position, tree.tokens, parents)
-        if found is None:
-            return None
-        path, last = found
-        tokens = map(tree.tokens.__getitem__, path)
-        return VerifiedPath(tuple(path), (*tokens, last))
+        return None if found is None else VerifiedPath.of_nodes(tree.tokens, *found)
 
     def draft(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
         """Return the token that a draft model proposes after the current text.

@@ -166,8 +166,10 @@ class TokenTree:
         return acceptable
 
     @property
-    def acceptable_parents(self) -> list[int]:
+    def acceptable_parents(self) -> Sequence[int]:
         """Parent of each node; -1 for the root and for nodes that may not be accepted."""
+        if self.verify is None:
+            return self.parents
         pairs = zip(self.parents, self.acceptable, strict=True)
         return [parent if acceptable else -1 for parent, acceptable in pairs]
 

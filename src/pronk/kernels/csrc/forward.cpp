@@ -323,7 +323,7 @@ void run_program(void* argument, int thread, int threads) {
   program_task->isa->execute(program_task->state, thread, threads);
 }
 
-// The choices of a pass. Each thread takes the next segment until none is left.
+// The choices of a pass. Each thread takes the next request until none is left.
 struct ChoiceTask {
   const pronk_pass* pass;
   int64_t vocab;
@@ -342,13 +342,12 @@ void choose_tokens(void* argument, int, int) {
   }
 }
 
-// Choose the tokens of all segments by the logits of the program's last operation. Returns whether there was memory.
-bool run_choices(const pronk_op* head, const pronk_pass* pass) {
+// Choose the tokens of all requests by the logits of the program's last operation.
+void run_choices(const pronk_op* head, const pronk_pass* pass) {
   ChoiceTask task = {pass, head->w->N, {0}};
-  pool_run(pass->segments > 1 ? pass->threads : 1, choose_tokens, &task);
-  for (int64_t i = 0; i < pass->segments; i++)
-    if (pass->choices[i].sampling && pass->choices[i].accepted == -2) return false;
-  return true;
+  int64_t choices = 0;
+  for (int64_t i = 0; i < pass->segments; i++) choices += pass->choices[i].sampling != nullptr;
+  pool_share(choices < pass->threads ? (int)choices : pass->threads, choose_tokens, &task);
 }
 
 // Rows of the buffers for inputs and outputs of GEMM, which computes all rows or the requested ones (op_num_rows).
@@ -534,6 +533,6 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     const pronk_recurrence* r = pass->recurrence + i;
     if (r->keeps) *r->length += r->replayed + r->certain;
   }
-  if (pass->choices && !run_choices(ops + count - 1, pass)) return OUT_OF_MEMORY;
+  if (pass->choices) run_choices(ops + count - 1, pass);
   return 0;
 }

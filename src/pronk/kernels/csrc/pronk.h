@@ -268,7 +268,7 @@ typedef struct {
   const uint8_t* in_prompt;  // [vocab] whether the prompt has a token
 } pronk_sampling;
 
-// Choice of a request's tokens once a pass has the logits: what pronk_verify does with its token tree.
+// Arguments and results of pronk_verify for a request, called at the end of a pass.
 typedef struct {
   const pronk_sampling* sampling;  // null: the pass chooses no token of this request
   const int32_t* tokens;   // [nodes] token ids of the tree

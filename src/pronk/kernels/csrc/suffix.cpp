@@ -18,8 +18,9 @@ struct pronk_suffixes;
 // (offered + weight); `prior` depends on bucket and depth. A node's gain is the product of these along its path.
 struct pronk_suffix_tree {
   pronk_suffixes* const* sources;  // automaton of the text, then automata of earlier outputs
-  const int32_t* appended;  // [num_appended] tokens of the text from index `first_appended` on, which is at most the number
-                            // of tokens that its automaton has. Those that it lacks are appended first
+  const int32_t* appended;  // [num_appended] the text's tokens from number `first_appended` on, up to its end. The tokens
+                            // among them that the text's automaton lacks are appended before the tree grows. The
+                            // automaton has at least `first_appended` tokens
   int64_t first_appended, num_appended;
   const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the text's last token is the root
   int32_t num_sources, tail_tokens;
