@@ -240,8 +240,8 @@ _SAMPLING = (
     Fault(
         "the choice in the pass accepts nodes that only have to be computed",
         "models/kernel_batch.py",
-        "        parents = array(\"i\", tree.acceptable_parents)\n",
-        "        parents = array(\"i\", tree.parents)\n",
+        '        parents = array("i", tree.acceptable_parents)\n',
+        '        parents = array("i", tree.parents)\n',
         "models/test_kernel_batch.py",
     ),
     Fault(
