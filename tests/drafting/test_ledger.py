@@ -90,7 +90,7 @@ def test_drafters_that_are_never_right_cost_one_percent() -> None:
     world.decode(requests, sources, 2000)
     plain = 2000 * COSTS.at(1)
     assert sum(world.num_draft_tokens) > 0
-    assert world.clock.now <= plain * 1.0102 + world.ledger.longest + world.worst
+    assert world.clock.now <= plain * 1.0102 + 2 * world.ledger.longest + world.worst
 
 
 class Hiccup(ChainSource):
@@ -143,7 +143,7 @@ def test_wrong_costs_of_a_drafter_lose_no_more_than_right_ones() -> None:
     plain = (len(requests[0].tokens) - 4) * COSTS.at(1)
     first = 4 * 0.5  # the first proposal does not count
     assert boaster.asked
-    assert world.clock.now <= plain * 1.0102 + world.ledger.longest + first + 4 * 0.5
+    assert world.clock.now <= plain * 1.0102 + 2 * world.ledger.longest + first + 4 * 0.5
 
 
 @pytest.mark.parametrize("costs", [0.3, ChainCosts(-1.0)])

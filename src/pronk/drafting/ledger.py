@@ -3,13 +3,13 @@
 **Bound of the loss.** Over all steps of an engine ::
 
     seconds of drafting and of draft rows  ≤  seconds that accepted draft tokens saved
-                                              +  1 % of the elapsed seconds  +  one forward pass
+                                              +  1 % of the elapsed seconds  +  two forward passes
 
 Before a proposal is made, its expected seconds are compared with what may still be lost, the
-*allowance*. The forward pass counts as long as the longest one so far that read no prompt. The
-seconds of draft rows and the savings are those of the cost model. The bound is exceeded at most by
-what one step's proposals take beyond their expected seconds, and by one step's rows that may not be
-dropped: trees that the rejection rules verify whole, and the window of lookahead.
+*allowance*. Each of the two forward passes counts as long as the longest pass so far that read no
+prompt. The seconds of draft rows and the savings are those of the cost model. The bound is exceeded
+at most by what one step's proposals take beyond their expected seconds, and by one step's rows that
+may not be dropped: trees that the rejection rules verify whole, and the window of lookahead.
 Drafting is the time in proposals and in their observation, without the first proposal of each
 drafter, which prepares it. A proposal counts as at most twice its expected seconds, because other
 processes may interrupt it.
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 # fraction of the elapsed time that drafting may lose; measuring acceptance rates may use all of it
 _LOSS_SHARE = 0.01
+_PASSES = 2.0  # number of forward passes whose time drafting may lose in addition
 # initial number of tokens that a drafter was expected to add and has added: the estimate is right
 _PRIOR_TOKENS = 2.0
 # In the mean number of tokens that a drafter adds to a step, the weight of a step relative to the
@@ -151,9 +152,9 @@ class Ledger:
         """Seconds that drafting may still cost the engine.
 
         Over all steps, drafting costs at most the seconds that accepted draft tokens have saved,
-        1 % of the elapsed seconds, and one forward pass. The value may be negative.
+        1 % of the elapsed seconds, and two forward passes. The value may be negative.
         """
-        return _LOSS_SHARE * self.elapsed + self.longest + self.saved - self.spent
+        return _LOSS_SHARE * self.elapsed + _PASSES * self.longest + self.saved - self.spent
 
     @property
     def request_allowance(self) -> float:
