@@ -103,6 +103,8 @@ def test_a_changed_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
         return acceptance.acceptance_rule(sampler, tree, rows, chosen)
 
     proposer = scripted(llm)
+    forward_batch = "pronk.models.forward_batch.ForwardBatch"
+    monkeypatch.setattr(f"{forward_batch}.make_choices", lambda _: None)
     monkeypatch.setattr("pronk.engine.request_step.verify_in_library", lambda *_: None)
     monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     with pytest.raises(

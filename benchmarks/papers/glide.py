@@ -89,10 +89,14 @@ def variant_specs(options: argparse.Namespace) -> dict[str, str]:
 
 
 def variant_table(results: Results, options: argparse.Namespace) -> str:
-    """Return a table of S and speed of GLIDE and its variants."""
-    found = {name: results.of(spec) for name, spec in variant_specs(options).items()}
-    rows = [[name, f"{each.per_pass:.2f}", each.speed] for name, each in found.items()]
-    return markdown(["drafter", "S", "× plain [90 %]"], rows)
+    """Return a table of S, also relative to GLIDE's, and speed of GLIDE and its variants."""
+    baseline = glide_of(options.glide)
+    rows = []
+    for name, spec in variant_specs(options).items():
+        found = results.of(spec)
+        over_glide = results.passes_over(spec, baseline)
+        rows.append([name, f"{found.per_pass:.2f}", over_glide, found.speed])
+    return markdown(["drafter", "S", "S / GLIDE's S [90 %]", "× plain [90 %]"], rows)
 
 
 def check_equal(texts: Iterable[Sequence[int]]) -> None:

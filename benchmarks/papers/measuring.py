@@ -48,7 +48,7 @@ class Result(NamedTuple):
     @property
     def speed(self) -> str:
         """Speed relative to plain decoding with its interval, as text."""
-        return "{:.2f} [{:.2f}, {:.2f}]".format(*self.over_plain)
+        return _with_interval(self.over_plain)
 
 
 class Results(NamedTuple):
@@ -74,6 +74,24 @@ class Results(NamedTuple):
             interval([*zip(own, plain, strict=True)]),
             1e3 * sum(run.seconds for run in own) / steps,
         )
+
+    def passes_over(self, spec: str, baseline: str) -> str:
+        """Return S of a drafter relative to another's, with its 90 % interval over the prompts.
+
+        Both decode the same prompts, so the interval of the ratio is narrower than those of S.
+        """
+        own, other = ([_by_steps(run) for run in self.runs[each]] for each in (spec, baseline))
+        return _with_interval(interval([*zip(own, other, strict=True)]))
+
+
+def _by_steps(run: Run) -> Run:
+    """Return a run whose time is its number of steps, so that its speed is S."""
+    return run._replace(seconds=run.steps)
+
+
+def _with_interval(ratio: tuple[float, float, float]) -> str:
+    """Return a ratio and its interval as text."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*ratio)
 
 
 class Part(NamedTuple):

@@ -60,6 +60,28 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
+def test_tokens_per_pass_relative_to_another_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S relative to a baseline counts all tokens and passes, and no time."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.syspath_prepend(str(SCRIPTS.parent))
+    measuring = importlib.import_module("measuring")
+    policy = importlib.import_module("policy")
+    prompts = [policy.Prompt("qa", number, "") for number in range(2)]
+
+    def runs(seconds: float, *counts: tuple[int, int]) -> list[object]:
+        return [policy.Run(tokens, seconds, steps, policy.Regret()) for tokens, steps in counts]
+
+    measured = {
+        "baseline": runs(1.0, (60, 40), (60, 20)),
+        "twice": runs(9.0, (60, 20), (60, 10)),
+        "mixed": runs(9.0, (60, 20), (60, 20)),
+    }
+    results = measuring.Results(prompts, measured, 0.0)
+    assert results.passes_over("baseline", "baseline") == "1.00 [1.00, 1.00]"
+    assert results.passes_over("twice", "baseline") == "2.00 [2.00, 2.00]"
+    assert results.passes_over("mixed", "baseline") == "1.50 [1.00, 2.00]"
+
+
 @pytest.mark.slow  # runs a whole benchmark
 def test_kangaroo(run: Run, tmp_path: Path) -> None:
     store = str(tiny_model() / "datastore")
@@ -74,9 +96,15 @@ def test_kangaroo(run: Run, tmp_path: Path) -> None:
     ]
     arguments.append(f"--kangaroo=a run={export}")
     text, found = run("kangaroo", ETAS=(0.0, 0.6), GAMMAS=(4, 6), arguments=arguments)
-    for title in ("Table 1: Spec-Bench", "Figure 3a: the exit layer", "Figure 3b: the threshold"):
+    for title in (
+        "Table 1: Spec-Bench",
+        "Figure 3a, table 2: exits and adapters",
+        "Figure 3b: the threshold",
+    ):
         assert f"## {title}, T = 0.0" in text
     assert "| CR, × plain | qa | rag |" in text
+    exits = text[text.index("## Figure 3a") : text.index("## Figure 3b")].splitlines()
+    assert [line.split(" | ")[4] for line in exits[4:6]] == ["1.00 [1.00, 1.00]"] * 2
     assert "| Kangaroo, the paper's | 1.87, 1.43 | 2.05, 1.52 |" in text
     assert str(Path(store).parent) not in text + json.dumps(found)
     fixed, dynamic = (

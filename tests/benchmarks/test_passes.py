@@ -47,11 +47,11 @@ def calls_of_a_step(passes: Any, llm: LLM, drafter: str, **options: Any) -> floa
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, RECOMMENDED], ids=["greedy", "sampled"])
-def test_a_step_of_a_head_is_three_calls(
+def test_a_step_of_a_head_is_two_calls(
     passes: Any, llm: LLM, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """They are the pass, the choice of all tokens, and the next chain; a plain step is two."""
-    assert calls_of_a_step(passes, llm, "autoregressive", **options) == 2.0
+    """They are the pass with the choice of all tokens, and the next chain; a plain step is one."""
+    assert calls_of_a_step(passes, llm, "autoregressive", **options) == 1.0
     size = llm.config.hidden_size
     vocab = llm.config.vocab_size
     form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
@@ -60,7 +60,14 @@ def test_a_step_of_a_head_is_three_calls(
     )
     drafter = f"eagle3(model={str(head)!r}, num_tokens=3)"
     llm.generate("def f(x):", SamplingParams(max_tokens=2), drafter=drafter)  # loads the head
-    assert calls_of_a_step(passes, llm, drafter, **options) == 3.0
+    assert calls_of_a_step(passes, llm, drafter, **options) == 2.0
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, RECOMMENDED], ids=["greedy", "sampled"])
+def test_a_step_of_suffix_is_two_calls(passes: Any, llm: LLM, options: dict[str, Any]) -> None:
+    """They are the lookup, which also indexes the new tokens, and the pass."""
+    drafter = "suffix(store_tokens=0)"
+    assert calls_of_a_step(passes, llm, drafter, **options) == 2.0
 
 
 def test_the_libraries_are_as_before(passes: Any, llm: LLM) -> None:
@@ -73,6 +80,6 @@ def test_the_libraries_are_as_before(passes: Any, llm: LLM) -> None:
 
 def test_times_of_a_step(passes: Any, llm: LLM) -> None:
     found = passes.step_times(llm, 4, "autoregressive")
-    assert found["calls"] == 2.0
+    assert found["calls"] == 1.0
     assert found["inside"] > 0.0
     assert found["outside"] > 0.0

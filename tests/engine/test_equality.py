@@ -204,6 +204,19 @@ def test_choices_of_the_library_and_of_numpy(options: str) -> None:
     assert total(got, "accepted") > 0
 
 
+@pytest.mark.parametrize("options", ["greedy", "temperature", "penalties", "recommended"])
+def test_choices_in_the_pass_and_in_a_call(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass verifies the trees of a batch; a call for each tree chooses the same tokens."""
+    want = plain(FLOAT32, options)
+    monkeypatch.setattr(ForwardBatch, "make_choices", lambda _: None)
+    engine = make_engine(tiny_decoder())
+    proposer = drafter("oracle", want).bind(engine.target)
+    got = [ask(prompt, params(options, i), proposer) for i, prompt in enumerate(PROMPTS)]
+    run(engine, got)
+    assert_same(got, want)
+    assert total(got, "accepted") > 0
+
+
 def test_texts_of_plain_decoding_are_varied() -> None:
     """Outputs do not loop, differ between options and seeds, and have both finish reasons."""
     outputs = [request.output for options in CORE for request in plain(FLOAT32, options)]

@@ -97,6 +97,23 @@ def test_exceptions_of_a_prior_propagate() -> None:
     assert builder.build([made], b"abc", limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 
+def test_tokens_are_appended_once_after_an_interruption() -> None:
+    """Ctrl-C may come after the library has appended tokens, and before Python counts them."""
+    made, want = CompiledSuffixes(LIBRARY, 4), CompiledSuffixes(LIBRARY, 4)
+    made.extend(b"abc")
+    want.extend(b"abcabc")
+    builder = NativeTreeBuilder(LIBRARY, lambda way, depth: 0.5, 4.0)
+    limits = TreeLimits(3, 3, 1, 4.0, 0.0)
+    first = builder.build([made], b"cab", limits, b"ab")
+    assert (made.num_known, made.num_tokens) == (5, 5)
+    assert first.tokens == [*b"bcab"]
+    made.num_known = 3
+    again = builder.build([made], b"abc", limits, b"abc")
+    assert (made.num_known, made.num_tokens) == (6, 6)
+    assert made == want
+    assert again.tokens == [*b"cabc"]
+
+
 def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     class FullMemory:
         """A library whose allocations fail."""

@@ -121,6 +121,19 @@ def test_top_p_of_a_flat_distribution_needs_all_tokens() -> None:
     assert 512 < max(found) < 640
 
 
+@pytest.mark.parametrize("count", [31, 32, 33, 511, 512, 513])
+def test_top_p_of_a_number_of_equal_tokens(count: int) -> None:
+    """Top-p sorts 32 tokens first, then 512, then all."""
+    logits = np.full((1, VOCAB), -1000.0, np.float32)
+    logits[0, 50 : 50 + count] = 0.0
+    params = SamplingParams(temperature=1.0, top_p=(count - 0.5) / count)
+    for seed in range(40):
+        path = verify_in_library(
+            make_sampler(params, KERNELS[0], seed), TokenTree.chain([0]), logits
+        )
+        assert path == general_path(make_sampler(params, None, seed), TokenTree.chain([0]), logits)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"presence_penalty": 1.0}])
 def test_logits_that_are_not_finite(value: float, options: dict[str, Any]) -> None:

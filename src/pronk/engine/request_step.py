@@ -79,6 +79,11 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
     if has_prompt_logprobs:
         first = 0
     all_logits = has_prompt_logprobs or request.params.rejects or request.needs_logits
+    # An interrupted step may have left the sampler behind draft tokens.
+    request.sampler.recover()
+    library_sampler = None
+    if samples and not has_prompt_logprobs:
+        library_sampler = request.sampler.library_sampler
     entry = BatchEntry(
         block_table,
         tree,
@@ -87,6 +92,7 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None) -> RequestSt
         num_final=block_table.length + scheduled.num_tokens,
         all_logits=all_logits,
         stateless_sampler=None if all_logits else request.sampler.stateless_sampler,
+        library_sampler=library_sampler,
     )
     return RequestStep(scheduled, draft, entry, request, includes_root)
 
@@ -112,8 +118,6 @@ def verify_draft(step: RequestStep, logits: Logits, sampled: Mapping[int, int]) 
     # are checked here.
     if step.request.params.rejects:
         _check_finite(logits[:])
-    if sampler.context.tentative:
-        sampler.recover()  # an interrupted step has left the sampler beyond the text's end
     path = verify_in_library(sampler, step.draft, logits)
     return path or verify_tree(step.draft, acceptance_rule(sampler, step.draft, logits, sampled))
 
@@ -174,7 +178,6 @@ class OutputProcessor:
         if path is None:
             path = verify_draft(step, logits, result.sampled[index] if result.sampled else {})
         else:
-            request.sampler.recover()
             for token in path.tokens:
                 request.sampler.advance(token)
         if request.params.prompt_logprobs is not None:

@@ -104,8 +104,8 @@ class Stats:
             the tree.
         draft_seconds: seconds of drafters in the steps of this request. They are those of all
             requests of a step, not this request's part.
-        target_seconds: seconds of the forward passes with this request. They are those of all
-            requests of a pass, not this request's part.
+        target_seconds: seconds of the forward passes with this request, and of the choices of
+            tokens in them. They are those of all requests of a pass, not this request's part.
         total_seconds: seconds from ``Engine.add`` to the end of the request.
         steps: one entry per forward pass that generated tokens; the first is the last chunk of the
             prefill.

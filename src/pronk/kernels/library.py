@@ -34,7 +34,7 @@ from pronk.kernels.structures import (
 )
 from pronk.kernels.threads import num_threads
 
-VERSION = 27  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
+VERSION = 28  # version of the C interface: ``PRONK_VERSION`` of ``csrc/pronk.h``
 
 # Names of the values of ``pronk_isa`` (``csrc/pronk.h``). A processor with an instruction set also
 # has all earlier ones.

@@ -87,6 +87,29 @@ class CRecurrence(Structure):
     )
 
 
+class CSampling(Structure):
+    """C structure ``pronk_sampling``: options by which a request chooses tokens."""
+
+    _fields_ = structure_fields(
+        ("key", c_uint64),
+        ("temperature log_min_p", c_float),
+        ("top_k", c_int64),
+        ("top_p repetition frequency presence", c_double),
+        ("counts in_prompt", c_void_p),
+    )
+
+
+class CChoice(Structure):
+    """C structure ``pronk_choice``: choice of a request's tokens by the logits of a pass."""
+
+    _fields_ = structure_fields(
+        ("sampling tokens parents", c_void_p),
+        ("position first", c_int64),
+        ("nodes accepted", c_int32),
+        ("path", c_void_p),
+    )
+
+
 class CForward(Structure):
     """C structure ``pronk_pass``: rows of a forward pass, addresses of its inputs and results."""
 
@@ -101,6 +124,7 @@ class CForward(Structure):
         ("wanted logits collected experts_read", c_void_p),
         ("recurrence", POINTER(CRecurrence)),
         ("state_bytes", c_void_p),
+        ("choices", POINTER(CChoice)),
     )
 
 
@@ -111,18 +135,6 @@ class CClusters(Structure):
         ("op clusters tokens", c_void_p),
         ("num_clusters num_best", c_int32),
         ("logits ids", c_void_p),
-    )
-
-
-class CSampling(Structure):
-    """C structure ``pronk_sampling``: options by which a request chooses tokens."""
-
-    _fields_ = structure_fields(
-        ("key", c_uint64),
-        ("temperature log_min_p", c_float),
-        ("top_k", c_int64),
-        ("top_p repetition frequency presence", c_double),
-        ("counts in_prompt", c_void_p),
     )
 
 
@@ -156,4 +168,5 @@ STRUCTURES: tuple[type[Structure], ...] = (
     CRecurrence,
     CSampling,
     CClusters,
+    CChoice,
 )

@@ -22,7 +22,7 @@ from pronk.kernels.build import suffix_library
 from pronk.kernels.library import load_library
 from pronk.kernels.structures import structure_fields
 
-_VERSION = 1  # version of the C interface: result of ``pronk_suffixes_version``
+_VERSION = 2  # version of the C interface: result of ``pronk_suffixes_version``
 
 NUM_BUCKETS = 32  # 2 kinds of indexed texts × 4 ranges of match lengths × 4 ranges of shares
 _NUM_DEPTHS = 4  # depths 1, 2 and 3 have separate priors; all depths from 4 on share one
@@ -44,6 +44,8 @@ class _TreeCall(Structure):
 
     _fields_ = structure_fields(
         ("sources", POINTER(c_void_p)),
+        ("appended", POINTER(c_int32)),
+        ("first_appended num_appended", c_int64),
         ("tail", POINTER(c_int32)),
         ("num_sources tail_tokens width max_depth min_match", c_int32),
         ("depth_factor min_gain weight", c_double),
@@ -87,6 +89,9 @@ class CompiledSuffixes:
             MemoryError: there is too little memory.
         """
         self.max_match = max_match
+        # Number of tokens whose appending has returned. After Ctrl-C in a call, the automaton may
+        # have more (``num_tokens``).
+        self.num_known = 0
         self._library = library
         # Address of the automaton in the library.
         self.handle: int | None = library.pronk_suffixes_new(max_match)
@@ -114,6 +119,7 @@ class CompiledSuffixes:
         c_ids = (c_int32 * len(ids))(*ids)
         if self._library.pronk_suffixes_extend(self.handle, c_ids, len(ids)):
             raise MemoryError
+        self.num_known = self.num_tokens
 
     def end_text(self) -> None:
         """End the current text: later tokens begin another text, and no substring spans both."""
@@ -228,7 +234,11 @@ class NativeTreeBuilder:
                     counts[bucket] = count
 
     def build(
-        self, sources: Sequence[CompiledSuffixes], tail: Sequence[int], limits: TreeLimits
+        self,
+        sources: Sequence[CompiledSuffixes],
+        tail: Sequence[int],
+        limits: TreeLimits,
+        appended: Sequence[int] = (),
     ) -> NativeTree:
         """Build a draft tree from the tokens after earlier occurrences of the text's last tokens.
 
@@ -238,6 +248,8 @@ class NativeTreeBuilder:
             sources: the automaton of the request's own text, then the automata of other texts.
             tail: the last tokens of the text, at least one; the very last is the root of the tree.
             limits: limits of the tree.
+            appended: tokens of the request's text after the first ``sources[0].num_known``. The
+                call first appends those of them that this automaton lacks.
 
         Raises:
             MemoryError: there is too little memory.
@@ -264,6 +276,10 @@ class NativeTreeBuilder:
         self._tail[: len(tail)] = list(tail)
         call.tail_tokens = len(tail)
         call.width, call.max_depth, call.min_match, call.depth_factor, call.min_gain = limits
+        own = sources[0]
+        call.appended = (c_int32 * len(appended))(*appended)
+        call.first_appended = own.num_known
+        call.num_appended = len(appended)
         num_nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
             self._priors[:] = _UNKNOWN_PRIORS  # the failed call has stored 0 as a prior
@@ -272,6 +288,7 @@ class NativeTreeBuilder:
             raise error
         if num_nodes < 0:
             raise MemoryError
+        own.num_known = call.first_appended + len(appended)
         return NativeTree(
             call.tokens[:num_nodes],
             call.parents[:num_nodes],

@@ -25,7 +25,8 @@ from pronk.cache.paged import PagedCache
 from pronk.cache.states import StatePass
 from pronk.checkpoint.rope import RopeConfig, RopeTable
 from pronk.kernels.structures import CRecurrence
-from pronk.models.kernel_batch import KernelBatch
+from pronk.models.kernel_batch import KernelBatch, KernelChoices
+from pronk.sampling.library_sampler import LibrarySampler
 from pronk.sampling.stateless import StatelessSampler
 from pronk.sampling.tree import TokenTree
 
@@ -59,6 +60,10 @@ class BatchEntry(NamedTuple):
             logits, temperature and seed alone. Processes sample tokens with it, and send these
             instead of logits. A GPU also verifies the tree, which no earlier pass has computed a
             part of.
+        library_sampler: sampler of a request whose tokens the library can choose. A
+            :class:`~pronk.models.layer_executor.LayerExecutor` then verifies the tree in the call
+            of the pass; other executors do not read it. The first of ``logits_nodes``, of which
+            there is at least one, is the last token of the text.
     """
 
     block_table: BlockTable
@@ -70,6 +75,7 @@ class BatchEntry(NamedTuple):
     other_tables: tuple[BlockTable, ...] = ()
     all_logits: bool = True
     stateless_sampler: StatelessSampler | None = None
+    library_sampler: LibrarySampler | None = None
 
     @property
     def num_rows(self) -> int:
@@ -129,7 +135,8 @@ class ForwardBatch:
     def without_unread(self) -> tuple[list[BatchEntry], list[int]]:
         """Return the batch without the rows before the first logits of each entry.
 
-        Entries without logits are left out. The nodes of the other rows count as computed.
+        Entries without logits are left out. The nodes of the other rows count as computed. The
+        pass over these rows chooses no tokens.
 
         Returns:
             The entries, and the indices of their rows in this batch.
@@ -140,7 +147,7 @@ class ForwardBatch:
         for entry, count in zip(self.entries, self.row_counts, strict=True):
             start = entry.logits_nodes.start
             if len(entry.logits_nodes):
-                entries.append(entry._replace(num_computed=start))
+                entries.append(entry._replace(num_computed=start, library_sampler=None))
                 rows.extend(range(first + start - entry.num_computed, first + count))
             first += count
         return entries, rows
@@ -173,6 +180,15 @@ class ForwardBatch:
         if self._for_kernels is None:
             self._for_kernels = KernelBatch(self.entries, self.logits_rows)
         return self._for_kernels
+
+    def make_choices(self) -> KernelChoices | None:
+        """Return the choices of tokens for a pass with logits.
+
+        ``None``: no entry has a ``library_sampler``.
+        """
+        if all(entry.library_sampler is None for entry in self.entries):
+            return None
+        return KernelChoices(self.entries, self.for_kernels)
 
     def begin_states(
         self, cache: PagedCache, *, keeps: bool, num_extra: int = 0

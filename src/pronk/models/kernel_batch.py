@@ -1,4 +1,4 @@
-"""Converts the entries of a forward batch to C structures and arrays, which the kernels read."""
+"""Converts the entries of a forward batch to C structures and arrays of the kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pronk.cache.blocks import BlockTable
-from pronk.kernels.structures import CSegment
+from pronk.kernels.structures import CChoice, CSegment
 from pronk.sampling.tree import TokenTree
+from pronk.sampling.verify import VerifiedPath
 
 if TYPE_CHECKING:
     from pronk.models.forward_batch import BatchEntry
@@ -89,3 +90,70 @@ class KernelBatch:
         self._kept_alive.append(numbers)
         address, _ = numbers.buffer_info()
         return address
+
+
+class KernelChoices:
+    """Choices of the entries' tokens at the end of a pass, and their results.
+
+    Attributes:
+        structs: ``pronk_choice`` of each entry, in which the kernels write the results.
+    """
+
+    def __init__(self, entries: Sequence[BatchEntry], arrays: KernelBatch) -> None:
+        """Prepare the choices of a pass.
+
+        ``arrays`` are the rows of the entries. An entry without a ``library_sampler`` has no
+        choice.
+        """
+        self._entries = entries
+        self._kept_alive: list[array[int]] = []
+        self._paths: list[array[int]] = []
+        self.structs = (CChoice * len(entries))()
+        first_token, _ = arrays.tokens.buffer_info()
+        first_logits = 0
+        for number, entry in enumerate(entries):
+            nodes = entry.logits_nodes
+            path = array("i", bytes(4 * len(nodes)))
+            self._paths.append(path)
+            if entry.library_sampler is not None:
+                assert len(nodes) > 0, "expected the logits after the last token of the text"
+                self.structs[number] = CChoice(
+                    ctypes.addressof(entry.library_sampler.options),
+                    first_token + 4 * (nodes.start - entry.num_computed),
+                    self._parents(entry),
+                    entry.block_table.length + nodes.start + 1,
+                    first_logits,
+                    len(nodes),
+                    0,
+                    path.buffer_info()[0],
+                )
+            first_token += 4 * entry.num_rows
+            first_logits += len(nodes)
+
+    def _parents(self, entry: BatchEntry) -> int | None:
+        """Return the address of the parents of an entry's nodes; ``None`` for a chain."""
+        tree = entry.tree
+        num_nodes = len(entry.logits_nodes)
+        if num_nodes == 1 or (tree.verify is None and tree.main_chain == num_nodes):
+            return None
+        assert num_nodes == len(tree.tokens), "expected the logits of the whole tree"
+        parents = array("i", tree.acceptable_parents)
+        self._kept_alive.append(parents)
+        address, _ = parents.buffer_info()
+        return address
+
+    def results(self) -> list[VerifiedPath | None]:
+        """Return the verified path of each entry after the pass.
+
+        ``None``: the entry has no choice, or its choice has failed, because logits on its path are
+        not finite or memory is full.
+        """
+        results: list[VerifiedPath | None] = []
+        for entry, struct, path in zip(self._entries, self.structs, self._paths, strict=True):
+            found = None
+            if entry.library_sampler is not None and struct.accepted >= 0:
+                tokens = entry.tree.tokens[entry.logits_nodes.start :]
+                nodes = path[: struct.accepted].tolist()
+                found = VerifiedPath.of_nodes(tokens, nodes, path[struct.accepted])
+            results.append(found)
+        return results

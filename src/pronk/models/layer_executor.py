@@ -23,6 +23,7 @@ from pronk.models.linear import Linear
 from pronk.models.program import Program
 from pronk.sampling.draft_token import DraftIds, DraftToken
 from pronk.sampling.sampler import Sampler
+from pronk.sampling.verify import VerifiedPath
 
 
 class LayersResult(NamedTuple):
@@ -33,6 +34,8 @@ class LayersResult(NamedTuple):
     logits: Array | None
     # number of experts that the pass read, summed over the layers; ``None`` if it was not counted
     experts_read: int | None
+    # for each entry, the result of verifying its tree, if the pass has verified it
+    paths: Sequence[VerifiedPath | None] | None = None
 
 
 class LayersProgram(NamedTuple):
@@ -119,9 +122,11 @@ class LayerExecutor:
         outputs = None
         if collected:
             outputs = np.empty((len(collected), *states.shape), states.dtype)
-        experts_read = program.run(batch, states, logits, outputs)
+        choices = batch.make_choices() if has_logits else None
+        experts_read = program.run(batch, states, logits, outputs, choices)
         hidden = _wanted(collect, collected, outputs) if collect else {}
-        return LayersResult(hidden, logits, experts_read)
+        paths = None if choices is None else choices.results()
+        return LayersResult(hidden, logits, experts_read, paths)
 
     def _collected(self, num_layers: int, collect: Sequence[int]) -> tuple[int, ...]:
         """Return the layers whose outputs a program of the first ``num_layers`` layers collects.

@@ -42,13 +42,13 @@ class ForwardResult(NamedTuple):
             ``logits[-1]``, and ``logits[:]`` is an array.
         hidden: layer number (from 1) to the output ``[rows, hidden]`` of each entry, in the model's
             compute dtype; only of the layers in ``collect``.
-        seconds: duration of the forward pass.
+        seconds: duration of the forward pass, with the choices of tokens that belong to it.
         sampled: for each entry, the tokens that a worker process sampled, by the index of their row
             of logits. ``None`` without workers that sample.
         experts_read: experts that the pass read, relative to a pass of one row; ``None``: no
             experts, or not counted (several workers).
-        paths: for each entry, the result of verifying its tree, if a device has verified it;
-            ``None`` without such a device.
+        paths: for each entry, the result of verifying its tree; ``None`` in place of a result if
+            the pass has not verified the tree, and in place of all if it verifies none.
     """
 
     logits: Sequence[Logits]
@@ -158,7 +158,7 @@ class ModelRunner:
         if self.decoder.config.mixture is not None:
             experts_read = self._relative_to_one_row(result.experts_read)
         logits = batch.split_logits(result.logits)
-        return ForwardResult(logits, hidden, seconds, experts_read=experts_read)
+        return ForwardResult(logits, hidden, seconds, experts_read=experts_read, paths=result.paths)
 
     def _relative_to_one_row(self, experts_read: int | None) -> float | None:
         """Return experts read as a multiple of those of one row; ``None`` without experts."""

@@ -29,6 +29,7 @@ from pronk.models.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
     from pronk.models.decoder import Decoder, Layer
+    from pronk.models.kernel_batch import KernelChoices
     from pronk.models.linear import Experts, Linear, Norm, StackedLinear
 
 # Kinds of operations, numbered as ``pronk_kind`` in ``csrc/pronk.h``.
@@ -584,6 +585,7 @@ class Operations:
         stream: Array,
         logits: Array | None = None,
         collected: Array | None = None,
+        choices: KernelChoices | None = None,
     ) -> int:
         """Run the program on the rows of a batch.
 
@@ -592,7 +594,8 @@ class Operations:
 
         ``stream`` ``[rows, hidden]`` is contiguous and changed in place. The operations fill
         ``logits``, float32 ``[rows, outputs]`` or ``[len(batch.logits_rows), outputs]``, and
-        ``collected`` ``[collected layers, rows, hidden]``.
+        ``collected`` ``[collected layers, rows, hidden]``. With ``choices``, the last operation is
+        the LM head; the same call then chooses tokens by its logits.
         """
         call = self._make_pass(batch, stream)
         experts_read = ctypes.c_int64()
@@ -601,6 +604,8 @@ class Operations:
             call.logits = address_of(logits)
         if collected is not None:
             call.collected = address_of(collected)
+        if choices is not None:
+            call.choices = choices.structs
         self.kernels.run(self._compiled or self._compile(), len(self._ops), call)
         return experts_read.value
 

@@ -28,6 +28,7 @@ def make_work_rows(entry: BatchEntry, shard: TreeShard, lead: Sequence[int]) -> 
         lead, nodes of the entry's tree     x  y  0  4  5
         nodes of the new tree               0  1  2  3  4      first_own is 3
     """
+    entry = entry._replace(library_sampler=None)  # the driver verifies the tree
     is_whole_tree = shard.nodes == tuple(range(len(entry.tree))) and not shard.num_ancestors
     if is_whole_tree and not lead:
         return WorkRows(entry, 0)

@@ -75,17 +75,10 @@ class LibrarySampler:
         Returns:
             The accepted path; ``None`` if logits on the path are not finite.
         """
-        parents: Sequence[int] = tree.parents
-        if tree.verify is not None:
-            pairs = zip(parents, tree.acceptable, strict=True)
-            parents = [parent if acceptable else -1 for parent, acceptable in pairs]
         rows = np.ascontiguousarray(logits)
+        parents = tree.acceptable_parents
         found = self._kernels.verify(self.options, rows, position, tree.tokens, parents)
-        if found is None:
-            return None
-        path, last = found
-        tokens = map(tree.tokens.__getitem__, path)
-        return VerifiedPath(tuple(path), (*tokens, last))
+        return None if found is None else VerifiedPath.of_nodes(tree.tokens, *found)
 
     def draft(self, logits: Array, position: int, ids: DraftIds | None = None) -> DraftToken | None:
         """Return the token that a draft model proposes after the current text.

@@ -166,6 +166,14 @@ class TokenTree:
         return acceptable
 
     @property
+    def acceptable_parents(self) -> Sequence[int]:
+        """Parent of each node; -1 for the root and for nodes that may not be accepted."""
+        if self.verify is None:
+            return self.parents
+        pairs = zip(self.parents, self.acceptable, strict=True)
+        return [parent if acceptable else -1 for parent, acceptable in pairs]
+
+    @property
     def _children(self) -> tuple[dict[int, int], ...]:
         _, children = self._links
         return children

@@ -42,6 +42,11 @@ class VerifiedPath(NamedTuple):
     path: tuple[int, ...]
     tokens: tuple[int, ...]
 
+    @classmethod
+    def of_nodes(cls, tokens: Sequence[int], nodes: Sequence[int], bonus: int) -> VerifiedPath:
+        """Return the path of the accepted ``nodes`` of a tree with the token ids ``tokens``."""
+        return cls(tuple(nodes), (*[tokens[node] for node in nodes], bonus))
+
 
 def verify_tree(tree: TokenTree, choose: Callable[[int], int]) -> VerifiedPath:
     """Follow the target's tokens from the root down, as long as nodes of the tree have them.

@@ -96,12 +96,11 @@ def extend_and_grow(
     limits: TreeLimits,
 ) -> TokenTree:
     """Extend the text and the other texts, and return the tree below the text."""
-    side.sources[0].extend(new)
     for source, other in zip(side.sources[1:], others, strict=True):
         source.extend(other)
         if len(other) % 2:
             source.end_text()
-    return side.growth.build(side.sources, text, limits)
+    return side.growth.build(side.sources, text, limits, appended=new)
 
 
 def piece(dice: random.Random, text: Sequence[int], letters: int) -> list[int]:

@@ -85,14 +85,20 @@ class CompiledTreeBuilder:
         self._builder = NativeTreeBuilder(library, rates.prior, rates.PRIOR_WEIGHT)
         self._origins = [(drafter, kind) for kind in range(NUM_BUCKETS)]
 
-    def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """Return the same tree as :meth:`PythonTreeBuilder.build`.
+    def build(
+        self,
+        indexes: Sequence[Any],
+        tokens: Sequence[int],
+        limits: TreeLimits,
+        appended: Sequence[int] = (),
+    ) -> TokenTree:
+        """Return the same tree as :meth:`PythonTreeBuilder.build`, by one call of the library.
 
         ``indexes`` are :class:`CompiledSuffixes`.
         """
         self._builder.set_counts(self.rates.reached, self.rates.accepted)
         tail = tokens[-indexes[0].max_match :]
-        tree = self._builder.build(indexes, tail, limits)
+        tree = self._builder.build(indexes, tail, limits, appended)
         if len(tree.tokens) == 1:
             return TokenTree((tail[-1],), (-1,), gain=(1.0,), origin=(("", 0),))
         # a kind of draft token is called bucket in C++
@@ -112,6 +118,11 @@ class PythonSuffixes:
     _tokens: list[int] = field(default_factory=list, repr=False)
     # for each token, the positions after its occurrences
     _ends: dict[int, list[int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_known(self) -> int:
+        """Number of appended tokens."""
+        return self.num_tokens
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append token ids to the current text."""
@@ -169,13 +180,20 @@ class PythonTreeBuilder:
     rates: DrafterRates
     drafter: str
 
-    def build(self, indexes: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
+    def build(
+        self,
+        indexes: Sequence[Any],
+        tokens: Sequence[int],
+        limits: TreeLimits,
+        appended: Sequence[int] = (),
+    ) -> TokenTree:
         """Return a tree of continuations of the text's longest matches, chosen by gain.
 
-        ``indexes`` are :class:`PythonSuffixes`: that of the request's text, then those of earlier
-        outputs. ``tokens`` may end with another drafter's draft tokens, which the indexes lack; the
-        last token is the root.
+        ``indexes`` are :class:`PythonSuffixes`: that of the request's text, to which the tokens
+        ``appended`` are appended first, then those of earlier outputs. ``tokens`` may end with
+        another drafter's draft tokens, which the indexes lack; the last token is the root.
         """
+        indexes[0].extend(appended)
         trie = Trie(tokens[-1])
         candidates = Frontier[_Candidate]()
 

@@ -156,12 +156,11 @@ class SuffixProposer(Proposer[SuffixState]):
         # ``context.tokens`` may end with draft tokens of a composite drafter, which the index must
         # not contain.
         stop = context.block_table.length + 1
-        state.index.extend(context.tokens[state.index.num_tokens : stop])
+        appended = context.tokens[state.index.num_known : stop]
         max_nodes = min(options.num_nodes, context.max_nodes)
         min_gain = context.plan.min_gain
         limits = TreeLimits(
             max_nodes, context.max_depth, options.min_match, options.depth_factor, min_gain
         )
-        return state.tree_builder.build(
-            [state.index, *self.store.generations], context.tokens, limits
-        )
+        indexes = [state.index, *self.store.generations]
+        return state.tree_builder.build(indexes, context.tokens, limits, appended)

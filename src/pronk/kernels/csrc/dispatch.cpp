@@ -215,11 +215,12 @@ int32_t run_clusters(const pronk_clusters* head, const pronk_pass* pass, int32_t
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[10]) {
+void pronk_sizes(int32_t sizes[11]) {
   const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_adapter), sizeof(pronk_blocks), sizeof(pronk_op),
                         sizeof(pronk_segment), sizeof(pronk_pass),    sizeof(pronk_chain),
-                        sizeof(pronk_recurrence), sizeof(pronk_sampling), sizeof(pronk_clusters)};
-  for (int i = 0; i < 10; i++) sizes[i] = (int32_t)all[i];
+                        sizeof(pronk_recurrence), sizeof(pronk_sampling), sizeof(pronk_clusters),
+                        sizeof(pronk_choice)};
+  for (int i = 0; i < 11; i++) sizes[i] = (int32_t)all[i];
 }
 
 int32_t pronk_detect(void) {

@@ -323,6 +323,33 @@ void run_program(void* argument, int thread, int threads) {
   program_task->isa->execute(program_task->state, thread, threads);
 }
 
+// The choices of a pass. Each thread takes the next request until none is left.
+struct ChoiceTask {
+  const pronk_pass* pass;
+  int64_t vocab;
+  std::atomic<int64_t> next;
+};
+
+void choose_tokens(void* argument, int, int) {
+  ChoiceTask* task = (ChoiceTask*)argument;
+  const pronk_pass* pass = task->pass;
+  for (int64_t i; (i = task->next.fetch_add(1, std::memory_order_relaxed)) < pass->segments;) {
+    pronk_choice* choice = pass->choices + i;
+    if (!choice->sampling) continue;
+    const float* logits = pass->logits + choice->first * task->vocab;
+    choice->accepted = pronk_verify(choice->sampling, logits, task->vocab, choice->position, choice->tokens,
+                                    choice->parents, choice->nodes, choice->path, pass->isa);
+  }
+}
+
+// Choose the tokens of all requests by the logits of the program's last operation.
+void run_choices(const pronk_op* head, const pronk_pass* pass) {
+  ChoiceTask task = {pass, head->w->N, {0}};
+  int64_t choices = 0;
+  for (int64_t i = 0; i < pass->segments; i++) choices += pass->choices[i].sampling != nullptr;
+  pool_share(choices < pass->threads ? (int)choices : pass->threads, choose_tokens, &task);
+}
+
 // Rows of the buffers for inputs and outputs of GEMM, which computes all rows or the requested ones (op_num_rows).
 int64_t buffer_rows(const pronk_pass* pass) {
   return pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
@@ -506,5 +533,6 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     const pronk_recurrence* r = pass->recurrence + i;
     if (r->keeps) *r->length += r->replayed + r->certain;
   }
+  if (pass->choices) run_choices(ops + count - 1, pass);
   return 0;
 }

@@ -11,7 +11,7 @@
 #include "export.h"
 
 // Increase it with every change of a structure, a function, or the layout of packed weights, which may lie in files.
-#define PRONK_VERSION 27
+#define PRONK_VERSION 28
 
 // Types of numbers, of weights, and of the KV cache (f32, bf16, i8, i4).
 enum pronk_type {
@@ -255,6 +255,31 @@ typedef struct {
   int32_t num_copies;
 } pronk_recurrence;
 
+// Options by which a request chooses tokens: those of pronk.sampling.params that need no state besides the
+// tokens of its text.
+typedef struct {
+  uint64_t key;       // key of the request; a position's noise key is hash_token(key, position)
+  float temperature;  // 0: greedy, without noise and truncation
+  float log_min_p;    // logarithm of min-p; minus infinity: none
+  int64_t top_k;      // 0: all tokens
+  double top_p;       // 1: all tokens
+  double repetition, frequency, presence;  // penalties
+  int32_t* counts;    // [vocab] how often the output has each token; null: no penalties
+  const uint8_t* in_prompt;  // [vocab] whether the prompt has a token
+} pronk_sampling;
+
+// Arguments and results of pronk_verify for a request, called at the end of a pass.
+typedef struct {
+  const pronk_sampling* sampling;  // null: the pass chooses no token of this request
+  const int32_t* tokens;   // [nodes] token ids of the tree
+  const int32_t* parents;  // [nodes] as for pronk_verify
+  int64_t position;        // of the token after the root
+  int64_t first;           // row of pronk_pass.logits with the logits after the root; those of the other nodes follow
+  int32_t nodes;
+  int32_t accepted;        // output: result of pronk_verify
+  int32_t* path;           // [nodes] output
+} pronk_choice;
+
 typedef struct {
   int64_t rows, segments, num_others, num_wanted;
   int32_t type;              // type of the stream: f32 or bf16
@@ -277,6 +302,7 @@ typedef struct {
   const pronk_recurrence* recurrence;  // [segments], or null for a program without recurrent layers
   int64_t* state_bytes;      // null, or [2] counters: PRONK_RECUR adds the bytes of states that it reads from, and writes
                              // to, the pool `states`
+  pronk_choice* choices;     // [segments], or null: the pass chooses no tokens. For programs that end with an LM head
 } pronk_pass;
 
 // Second stage of an LM head whose tokens are divided into clusters. The first stage is the last operation of the pass:
@@ -291,19 +317,6 @@ typedef struct {
   int32_t* ids;                          // [steps, num_best * N] output: token of each logit
 } pronk_clusters;
 
-// Options by which a request chooses tokens: those of pronk.sampling.params that need no state besides the
-// tokens of its text.
-typedef struct {
-  uint64_t key;       // key of the request; a position's noise key is hash_token(key, position)
-  float temperature;  // 0: greedy, without noise and truncation
-  float log_min_p;    // logarithm of min-p; minus infinity: none
-  int64_t top_k;      // 0: all tokens
-  double top_p;       // 1: all tokens
-  double repetition, frequency, presence;  // penalties
-  int32_t* counts;    // [vocab] how often the output has each token; null: no penalties
-  const uint8_t* in_prompt;  // [vocab] whether the prompt has a token
-} pronk_sampling;
-
 // A chain of tokens from a draft model: each token is sampled from one forward pass and is the only row of the next.
 typedef struct {
   const pronk_sampling* sampling;  // options of the request
@@ -317,8 +330,8 @@ typedef struct {
 } pronk_chain;
 
 PRONK_API int32_t pronk_version(void);
-// Write the sizes in bytes of the ten structures, so that a mismatch is found at load time.
-PRONK_API void pronk_sizes(int32_t sizes[10]);
+// Write the sizes in bytes of the eleven structures, so that a mismatch is found at load time.
+PRONK_API void pronk_sizes(int32_t sizes[11]);
 // Return the highest instruction set that the processor and the operating system support.
 PRONK_API int32_t pronk_detect(void);
 // Pack the rows of `source` [rows, K] (f32, bf16 or f16, as in w->type) into `data`, which must be filled with 0.
@@ -344,14 +357,15 @@ PRONK_API int32_t pronk_round(const void* source, int32_t type, int64_t N, int64
 PRONK_API int64_t pronk_packed_size(const pronk_weights* w);
 // Unpack the weights of output `row` to float, `out` [K].
 PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
-// Run a program. Returns 0; -1 if memory is exhausted; -2 if a shape or isa is unsupported or a row has no cache slot.
+// Run a program, then choose tokens by its logits. Returns 0; -1 if memory is exhausted; -2 if a shape or isa is
+// unsupported or a row has no cache slot.
 PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass);
 // Sample the target's token: the first argmax of logits / temperature + Gumbel noise(key, token), or of the logits at
 // temperature 0. Returns -1 if a logit is not finite.
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
 // Follow the target's tokens from the root of a token tree, as long as children have them. `logits` [nodes, vocab] are
 // those after each node, and `position` is that of the token after the root. `parents` [nodes] of a node that may not be
-// accepted is -1. `path` [nodes] receives the accepted nodes, then the token after the last of them. Returns the number of
+// accepted is -1; null: a chain. `path` [nodes] receives the accepted nodes, then the token after the last of them. Returns the number of
 // accepted nodes; -1 if a logit is not finite; -2 if memory is exhausted. `counts` is changed during the call only.
 PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                                const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa);

@@ -17,7 +17,11 @@ struct pronk_suffixes;
 // acceptance buckets (bucket_of). Its acceptance probability is estimated as (accepted + prior * weight) /
 // (offered + weight); `prior` depends on bucket and depth. A node's gain is the product of these along its path.
 struct pronk_suffix_tree {
-  const pronk_suffixes* const* sources;  // automaton of the text, then automata of earlier outputs
+  pronk_suffixes* const* sources;  // automaton of the text, then automata of earlier outputs
+  const int32_t* appended;  // [num_appended] the text's tokens from number `first_appended` on, up to its end. The tokens
+                            // among them that the text's automaton lacks are appended before the tree grows. The
+                            // automaton has at least `first_appended` tokens
+  int64_t first_appended, num_appended;
   const int32_t* tail;      // [tail_tokens] last tokens of the text, at least one; the text's last token is the root
   int32_t num_sources, tail_tokens;
   int32_t width, max_depth; // maximum number of draft tokens; maximum depth of a draft token
@@ -457,7 +461,7 @@ struct Growth {
 };
 }  // namespace
 
-PRONK_API int32_t pronk_suffixes_version(void) { return 1; }
+PRONK_API int32_t pronk_suffixes_version(void) { return 2; }
 PRONK_API void pronk_suffixes_sizes(int32_t sizes[1]) { sizes[0] = sizeof(pronk_suffix_tree); }
 
 // Create an automaton for matches of up to `max_match` tokens; null if memory is exhausted.
@@ -501,8 +505,13 @@ PRONK_API int32_t pronk_suffixes_equal(const pronk_suffixes* a, const pronk_suff
 
 PRONK_API int64_t pronk_suffixes_bytes(const pronk_suffixes* suffixes) { return suffixes->bytes(); }
 
-// Grow a draft tree. Returns its number of nodes including the root, or -1 if memory is exhausted.
+// Append tokens to the text's automaton, then grow a draft tree. Returns its number of nodes including the root, or -1 if
+// memory is exhausted.
 PRONK_API int32_t pronk_suffixes_grow(const pronk_suffix_tree* call) {
+  pronk_suffixes* text = call->sources[0];
+  const int64_t known = text->tokens - call->first_appended;
+  const int64_t missing = call->num_appended - known;
+  if (missing > 0 && pronk_suffixes_extend(text, call->appended + known, missing)) return -1;
   Growth growth;
   growth.call = call;
   if (!growth.grow()) return -1;

@@ -191,7 +191,9 @@ void pool_barrier() {
   }
 }
 
-void pool_run(int threads, pool_task task, void* argument) {
+namespace {
+// Start worker threads for a run of `threads` threads. Returns the number of threads that it can have.
+int start_workers(int threads) {
   threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
   while (pool.workers < threads - 1) {
     Worker* worker = &workers[pool.workers];
@@ -200,31 +202,48 @@ void pool_run(int threads, pool_task task, void* argument) {
     if (!start_thread(worker)) break;
     pool.workers++;
   }
-  if (threads > pool.workers + 1) threads = pool.workers + 1;
-  if (threads > 1 && pool.solo_runs > 0) {
-    pool.solo_runs--;
-    threads = 1;
-  }
+  return threads > pool.workers + 1 ? pool.workers + 1 : threads;
+}
+
+// Run a task on `threads` threads, which exist. Returns whether a sleeping thread had to be woken.
+bool run_task(int threads, pool_task task, void* argument) {
   IeeeMode mode;
   pool.size = threads;
   pool.task = task;
   pool.argument = argument;
-  if (threads > 1) {
-    double start_time = now();
-    pool.waited_ns.store(0, std::memory_order_relaxed);
-    uint64_t last = pool.start.value.load(std::memory_order_relaxed);
-    bool had_sleepers = pool.start.set((last / 1024 + 1) * 1024 + (uint64_t)threads);
-    task(argument, 0, threads);
-    pool_barrier();
-    double waited = 1e-9 * (double)pool.waited_ns.load(std::memory_order_relaxed);
-    double wait_share = waited / (threads * (now() - start_time));
-    if (!had_sleepers && wait_share > MAX_WAIT_SHARE && waited > MIN_WAIT_SECONDS) {
-      pool.solo_runs = pool.solo_penalty;
-      pool.solo_penalty = pool.solo_penalty * 2 < MAX_SOLO_RUNS ? pool.solo_penalty * 2 : MAX_SOLO_RUNS;
-    } else if (!had_sleepers && wait_share <= MAX_WAIT_SHARE) {
-      pool.solo_penalty = MIN_SOLO_RUNS;
-    }
-  } else {
+  if (threads == 1) {
     task(argument, 0, 1);
+    return false;
   }
+  pool.waited_ns.store(0, std::memory_order_relaxed);
+  uint64_t last = pool.start.value.load(std::memory_order_relaxed);
+  bool had_sleepers = pool.start.set((last / 1024 + 1) * 1024 + (uint64_t)threads);
+  task(argument, 0, threads);
+  pool_barrier();
+  return had_sleepers;
+}
+}  // namespace
+
+void pool_run(int threads, pool_task task, void* argument) {
+  threads = start_workers(threads);
+  if (threads > 1 && pool.solo_runs > 0) {
+    pool.solo_runs--;
+    threads = 1;
+  }
+  double start_time = now();
+  bool had_sleepers = run_task(threads, task, argument);
+  if (threads == 1 || had_sleepers) return;
+  double waited = 1e-9 * (double)pool.waited_ns.load(std::memory_order_relaxed);
+  double wait_share = waited / (threads * (now() - start_time));
+  if (wait_share <= MAX_WAIT_SHARE) {
+    pool.solo_penalty = MIN_SOLO_RUNS;
+  } else if (waited > MIN_WAIT_SECONDS) {
+    pool.solo_runs = pool.solo_penalty;
+    pool.solo_penalty = pool.solo_penalty * 2 < MAX_SOLO_RUNS ? pool.solo_penalty * 2 : MAX_SOLO_RUNS;
+  }
+}
+
+void pool_share(int threads, pool_task task, void* argument) {
+  threads = start_workers(threads);
+  run_task(pool.solo_runs > 0 ? 1 : threads, task, argument);
 }

@@ -13,5 +13,8 @@ struct PoolLock {
 // Run `task` on at most `threads` threads. The caller must hold a PoolLock and is thread 0. After a run whose threads
 // mostly waited, because other processes keep a core busy, some runs use the caller's thread only.
 void pool_run(int threads, pool_task task, void* argument);
+// Run `task`, whose threads may take unequal times, on at most `threads` threads. Waiting says nothing here, so the run
+// does not count among those of pool_run. While these use one thread, it does, too.
+void pool_share(int threads, pool_task task, void* argument);
 // Wait until all threads of the current run arrive.
 void pool_barrier();

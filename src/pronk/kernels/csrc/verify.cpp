@@ -15,7 +15,8 @@ namespace {
 #include "noise.inc"
 
 const float MAX_LOGIT = 1e8f;        // `_MAX_LOGIT` of pronk.sampling.logits_processors
-const int64_t NUM_CANDIDATES = 512;  // `_NUM_CANDIDATES` of pronk.sampling.truncation
+// Numbers of the highest scores that top-p sorts before it sorts all: a few tokens usually reach it.
+const int64_t FEW_CANDIDATES = 32, NUM_CANDIDATES = 512;
 // Number of scores that one step of a loop over the vocabulary compares with a bound, before it looks at each of them.
 const int64_t BLOCK = 64;
 
@@ -33,23 +34,47 @@ struct Scratch {
   float *candidates, *best;  // [vocab] scores after top-k; the highest scores
 };
 
+// Call `visit` with 0, 1, …, count - 1. Inner loops have a constant length, so that the compiler vectorizes them.
+template <typename Visit>
+inline void for_each(int64_t count, Visit visit) {
+  int64_t from = 0;
+  for (; from + BLOCK <= count; from += BLOCK)
+    for (int64_t i = 0; i < BLOCK; i++) visit(from + i);
+  for (; from < count; from++) visit(from);
+}
+
 // Return whether one of `count` scores, at most BLOCK, is at least `bound`.
 inline bool reaches(const float* scores, int64_t count, float bound) {
   int reached = 0;
-  for (int64_t i = 0; i < count; i++) reached |= scores[i] >= bound;
+  for_each(count, [&](int64_t i) { reached |= scores[i] >= bound; });
   return reached;
 }
 
 // Copy finite logits; return false if one is not finite.
 bool copy_finite(const float* logits, int64_t vocab, float* copy) {
   uint32_t not_finite = 0;
-  for (int64_t i = 0; i < vocab; i++) {
+  for_each(vocab, [&](int64_t i) {
     uint32_t bits;
     memcpy(&bits, logits + i, 4);
     not_finite |= (bits & 0x7f800000u) == 0x7f800000u;
     copy[i] = logits[i];
-  }
+  });
   return !not_finite;
+}
+
+void divide(float* scores, int64_t count, float divisor) {
+  for_each(count, [=](int64_t i) { scores[i] /= divisor; });
+}
+
+// Return the largest of scores, at least one, none of which is NaN.
+float find_largest(const float* scores, int64_t count) {
+  float lanes[BLOCK];
+  for (int64_t i = 0; i < BLOCK; i++) lanes[i] = scores[0];
+  int64_t from = 0;
+  for (; from + BLOCK <= count; from += BLOCK)
+    for (int64_t i = 0; i < BLOCK; i++) lanes[i] = scores[from + i] > lanes[i] ? scores[from + i] : lanes[i];
+  for (; from < count; from++) lanes[0] = scores[from] > lanes[0] ? scores[from] : lanes[0];
+  return *std::max_element(lanes, lanes + BLOCK);
 }
 
 // Return whether one of 8 tokens is in the text.
@@ -136,9 +161,9 @@ int64_t gather(const float* scores, int64_t vocab, Kept kept, float* out) {
 
 // Keep the likeliest tokens whose probabilities together reach `top_p`.
 void keep_top_p(const float* scores, int64_t size, double top_p, const Sampling* kernels, float* best, Kept* kept) {
-  const float largest = *std::max_element(scores, scores + size);
+  const float largest = find_largest(scores, size);
   const double total = kernels->exp_total(scores, size, largest);
-  for (int64_t count : {std::min(NUM_CANDIDATES, size), size}) {
+  for (int64_t count : {std::min(FEW_CANDIDATES, size), std::min(NUM_CANDIDATES, size), size}) {
     find_highest(scores, size, count, best);
     double sum = 0.0;
     for (int64_t i = 0; i < count; i++) {
@@ -160,7 +185,7 @@ Kept truncate(const float* scores, int64_t vocab, int64_t top_k, double top_p, f
     scores = scratch.candidates;
   }
   if (top_p < 1.0) keep_top_p(scores, count, top_p, kernels, scratch.best, &kept);
-  if (log_min_p > -__builtin_inff()) kept.floor = *std::max_element(scores, scores + count) + log_min_p;
+  if (log_min_p > -__builtin_inff()) kept.floor = find_largest(scores, count) + log_min_p;
   return kept;
 }
 
@@ -207,7 +232,7 @@ int64_t choose_token(const pronk_sampling* sampling, const float* logits, int64_
     return kernels->sample(logits, vocab, sampling->temperature, key);
   if (!sampling->counts && !copy_finite(logits, vocab, scratch.scores)) return -1;
   float* scores = scratch.scores;
-  for (int64_t i = 0; i < vocab; i++) scores[i] /= sampling->temperature;
+  divide(scores, vocab, sampling->temperature);
   Kept kept = truncate(scores, vocab, sampling->top_k, sampling->top_p, sampling->log_min_p, kernels, scratch);
   return sample_kept(scores, vocab, kept, key);
 }
@@ -229,7 +254,7 @@ bool truncate_draft(const pronk_sampling* sampling, int64_t vocab, const Samplin
   float* memory = (float*)malloc((size_t)(2 * vocab) * sizeof(float));
   if (!memory) return false;
   Scratch scratch = {nullptr, memory, memory + vocab};
-  for (int64_t i = 0; i < vocab; i++) scores[i] /= sampling->temperature;
+  divide(scores, vocab, sampling->temperature);
   Kept kept = truncate(scores, vocab, sampling->top_k, sampling->top_p, sampling->log_min_p, kernels, scratch);
   free(memory);
   const float bound = std::max(kept.lowest, kept.floor);
@@ -297,7 +322,7 @@ int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_
     token = choose_token(sampling, logits + node * vocab, vocab, position + accepted, kernels, scratch);
     if (token < 0) break;
     int32_t child = node + 1;
-    while (child < nodes && !(parents[child] == node && tokens[child] == token)) child++;
+    while (child < nodes && !((parents ? parents[child] : child - 1) == node && tokens[child] == token)) child++;
     if (child >= nodes) break;
     if (sampling->counts) sampling->counts[token]++;
     path[accepted++] = node = child;
