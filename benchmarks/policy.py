@@ -79,7 +79,10 @@ def read_prompts(files: Iterable[Path], count: int) -> list[Prompt]:
 
 def decode(llm: LLM, prompt: Prompt, params: SamplingParams, drafter: str) -> tuple[list[int], Run]:
     """Decode a prompt; return the token ids and the measurements."""
-    done = llm.chat([{"role": "user", "content": prompt.text}], params, drafter=drafter)
+    if llm.tokenizer.chat_template is None:
+        done = llm.generate(prompt.text, params, drafter=drafter)
+    else:
+        done = llm.chat([{"role": "user", "content": prompt.text}], params, drafter=drafter)
     first, *later = done.stats.steps
     seconds = later[-1].clock - first.clock if later else 0.0
     num_tokens = sum(step.tokens for step in later)

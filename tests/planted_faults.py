@@ -703,6 +703,27 @@ _SCHEDULER = (
 
 _DRAFTERS = (
     Fault(
+        "the model continues whole documents, which have ended",
+        "train/corpus/beginnings.py",
+        "document[: 2 * len(document) // 3].rsplit(",
+        "document.rsplit(",
+        "train/test_text_targets.py::test_the_end_of_a_document_is_left_to_the_model",
+    ),
+    Fault(
+        "the first weights of a head predict mostly the largest channel of the target's output",
+        "train/head_plan.py",
+        "e, z / channels) for",
+        "e, z) for",
+        "train/test_linear_start.py::test_the_first_weights_predict_all_channels",
+    ),
+    Fault(
+        "a head learns from logits that are neither scaled nor capped",
+        "train/eagle.py",
+        "logits = scale_logits(products, self.teacher.llm.config)",
+        "logits = products",
+        "train/test_text_targets.py::test_the_head_learns_scaled_and_capped_logits",
+    ),
+    Fault(
         "GLIDE drafts more tokens than a block of its training has",
         "lab/drafters/glide.py",
         '    num_tokens: int = GlideShape.block\n    name = "glide"\n',

@@ -62,6 +62,14 @@ def test_the_duration_of_a_run_is_announced(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown(quiet) == "about 7 hours (100 steps); shorter: --minutes 10, --steps 100\n"
 
 
+def test_no_duration_is_announced_beside_a_time_limit() -> None:
+    quiet = Console(file=io.StringIO(), width=120)
+    with TrainingDisplay(quiet, steps=100, shorter=None) as display:
+        for number in range(1, 5):
+            display.show_pass(7, number, 4)
+    assert not shown(quiet)
+
+
 def test_the_bar_shows_the_progress_within_a_step() -> None:
     terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
     with TrainingDisplay(terminal, steps=10) as display:

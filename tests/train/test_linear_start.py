@@ -2,6 +2,7 @@
 prediction.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,12 @@ import torch.nn.functional as F
 from drafting.from_target.trained_eagle import HIDDEN
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.train.attention import ChainAttention
-from pronk.train.head_plan import fit
+from pronk.train.corpus.answers import Dialogue
+from pronk.train.head_plan import begin_linear, fit
+from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.eagle import EagleModule, LinearStart, low_rank
+from pronk.train.target_states import TargetStates
+from tiny_models import VOCAB
 from train.tiny_modules import tiny_module
 
 SOURCES = 2
@@ -58,11 +63,8 @@ def test_the_product_of_low_rank_is_the_best_one(generator: torch.Generator) -> 
     assert error(*low_rank(matrix, moments, 20)) < 1e-6
 
 
-def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
-    """Values of full rank: the output of the head is the prediction, up to the attention to other
-    rows.
-    """
-    target = tiny_module(windows=(None,) * 4)
+def new_module(target: DecoderModule, generator: torch.Generator) -> EagleModule:
+    """Return a head whose values have full rank."""
     config = replace(
         target.config, family="llama", num_layers=1, intermediate_size=48, num_heads=8, num_kv_heads=4, head_dim=16,
         windows=(None,), rope=replace(target.config.rope, dim=16),
@@ -70,9 +72,55 @@ def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
     eagle = EagleConfig("eagle3", config, 100, HIDDEN, (1, 2), fc_norm=True)
     module = EagleModule(eagle, SOURCES, torch.arange(100))
     module.initialize(target, generator)
+    return module
+
+
+def test_the_first_weights_predict_all_channels(generator: torch.Generator) -> None:
+    """One channel of the target's last output is large and nearly constant, as in Gemma 3."""
+    target = tiny_module(windows=(None,) * 4)
+    module = new_module(target, generator)
+    weight = target.norm.get_parameter("weight")
+    a = torch.randn(HIDDEN, SOURCES * HIDDEN, generator=generator) / HIDDEN
+    b = torch.randn(HIDDEN, HIDDEN, generator=generator) / HIDDEN
+
+    def states(ids: Sequence[int], first: int) -> TargetStates:
+        hidden = torch.randn(len(ids), SOURCES * HIDDEN, generator=generator)
+        hidden[:, 0] += 5
+        x = F.rms_norm(hidden.unflatten(-1, (SOURCES, HIDDEN)), (HIDDEN,)).flatten(1)
+        e = F.rms_norm(target.embedding[torch.tensor(ids[first:])], (HIDDEN,))
+        output = x[first - 1 : -1] @ a.T + e @ b.T
+        output[:, 0] += 80
+        last = F.rms_norm(output, (HIDDEN,), weight)
+        return TargetStates(hidden, last, torch.zeros(len(last), dtype=torch.int32))
+
+    dialogues = [
+        Dialogue(n, 0.0, torch.randint(VOCAB, (60,), generator=generator).tolist(), [(2, 60)])
+        for n in range(40)
+    ]
+    begin_linear(module, target, states, dialogues, 60, generator)  # type: ignore[arg-type]
+    ids = dialogues[0].ids
+    found = states(ids, 1)
+    rows = len(ids) - 1
+    with torch.no_grad():
+        attend = ChainAttention([rows], [torch.arange(rows)])
+        embedding = target.embedding[torch.tensor(ids[1:])]
+        feature = module.fuse(found.hidden[:-1])
+        out = module(embedding, feature, torch.arange(rows), attend)
+        normed, _ = module.read_out(out)
+    errors = (normed - found.last).square().mean(0) / found.last.square().mean(0)
+    assert errors.max() < 0.2
+
+
+def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
+    """Values of full rank: the output of the head is the prediction, up to the attention to other
+    rows.
+    """
+    target = tiny_module(windows=(None,) * 4)
+    module = new_module(target, generator)
     a = 0.1 * torch.randn(HIDDEN, SOURCES * HIDDEN, generator=generator)
     b = 0.2 * torch.randn(HIDDEN, HIDDEN, generator=generator)
-    module.begin_linear(LinearStart(a, b, torch.eye(HIDDEN), 0.5), target, generator)
+    channels = torch.rand(HIDDEN, generator=generator)
+    module.begin_linear(LinearStart(a, b, torch.eye(HIDDEN), 0.5), channels, target, generator)
     rows = 40
     hidden, embedding = (
         torch.randn(rows, size, generator=generator) for size in (SOURCES * HIDDEN, HIDDEN)
@@ -84,5 +132,6 @@ def test_a_head_begins_with_the_prediction(generator: torch.Generator) -> None:
         wanted = x @ a.T + F.rms_norm(embedding, (HIDDEN,)) @ b.T
     assert F.cosine_similarity(out, wanted).min() > 0.8
     assert float((out - wanted).square().mean() / wanted.square().mean()) < 0.1
-    expected = 0.5 * target.norm.get_parameter("weight")
+    expected = 0.5 * channels * target.norm.get_parameter("weight")
     torch.testing.assert_close(module.norm.weight, expected)
+    assert not module.layers[0].mlp.get_parameter("down_proj.weight").any()

@@ -188,7 +188,7 @@ def write_answers_text(
     write_json(folder / "prompts.json", {"train": [], "held_out": prompts})
     answered = sum(each.num_answered for each in training)
     write_json(folder / "on-policy.json", {"tokens": answered, "dialogues": len(training)})
-    questions = f"{header.target} to questions from {', '.join(header.sources)}"
+    questions = f"{header.target} to {header.prompts} from {', '.join(header.sources)}"
     size = copy.stat().st_size
     origin = OriginRecord("answers", questions, "of these documents", len(training), size)
     summary = {

@@ -86,14 +86,20 @@ class TrainingDisplay(_Bar):
 
     _left = ""  # remaining time as the last report showed it
 
-    def __init__(self, console: Console, steps: int, minutes: float | None = None) -> None:
-        """Show a bar at 0 of ``steps`` steps; ``minutes`` is the time limit, if any."""
+    def __init__(
+        self, console: Console, steps: int, shorter: str | None = "--minutes 10, --steps 100"
+    ) -> None:
+        """Show a bar at 0 of ``steps`` steps.
+
+        The expected duration is printed with the options ``shorter``, by which it is shorter. With
+        ``None`` it is not printed: a time limit ends the run.
+        """
         super().__init__(console)
-        fewer_minutes = "10" if minutes is None else f"below {minutes:g}"
-        shorter = f"--minutes {fewer_minutes}, --steps 100"
         self._steps = steps
         self._first_step = 0
-        self._estimate = TimeEstimate(self._say, f"{steps} steps", shorter)
+        self._estimate = None
+        if shorter is not None:
+            self._estimate = TimeEstimate(self._say, f"{steps} steps", shorter)
 
     def _say(self, line: str) -> None:
         self.console.print(line, **PLAIN)
@@ -118,7 +124,8 @@ class TrainingDisplay(_Bar):
     def show_pass(self, step: int, done: int, passes: int) -> None:
         """Show progress within a step: ``done`` of its ``passes`` forward passes are done."""
         self._first_step = self._first_step or step
-        self._estimate.update(step - self._first_step + done / passes, self._steps)
+        if self._estimate is not None:
+            self._estimate.update(step - self._first_step + done / passes, self._steps)
         within = f"step {step}: {done} of {passes} passes"
         self.update(self._task, left=f"{within}, {self._left}" if self._left else within)
 

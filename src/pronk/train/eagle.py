@@ -44,7 +44,7 @@ from pronk.train.export import export_tensors
 from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
-from pronk.train.modules.decoder import load_ends
+from pronk.train.modules.decoder import load_ends, scale_logits
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.target_states import StateSource
@@ -274,7 +274,8 @@ class EagleTraining(Objective[EagleModule]):
         tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
         tensors["hidden"] = self.module.inputs(tensors["hidden"].float())
         dtype = product_dtype(self.device)
-        logits = tensors.pop("last").to(dtype) @ self._head.to(dtype).T
+        products = tensors.pop("last").to(dtype) @ self._head.to(dtype).T
+        logits = scale_logits(products, self.teacher.llm.config)
         return _Batch(**tensors, logits=logits, attend=ChainAttention(lengths, active_rows))
 
     @torch.no_grad()

@@ -3,10 +3,10 @@
 The first weights are a least-squares fit. Let ``x`` be the outputs of the target's layers at a
 position, scaled so that all channels have the same mean square; ``e`` the normed embedding of the
 next token; and ``z`` the target's last output at the position of the next token, after the final
-norm without its weight. The matrices ``A`` and ``B`` with the smallest mean of ``|A x + B e - z|²``
-are known in closed form. An EAGLE-3 head computes ``A x + B e`` if ``A`` is its ``fc``, each row
-attends to itself alone, and values and output projection have the product ``B``, up to the rank of
-the values. The ``fc`` of an MTP head has both matrices, ``B`` and ``A``.
+norm without its weight, and scaled likewise. The matrices ``A`` and ``B`` with the smallest mean of
+``|A x + B e - z|²`` are known in closed form. An EAGLE-3 head computes ``A x + B e`` if ``A`` is
+its ``fc``, each row attends to itself alone, and values and output projection have the product
+``B``, up to the rank of the values. The ``fc`` of an MTP head has both matrices, ``B`` and ``A``.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ def head_config(
 ) -> EagleConfig:
     """Return the configuration of a head for a target.
 
-    Its layer has the sizes of the target's layers, except as the options say. ``verifier`` is the
-    target's name, and ``fingerprint`` that of its weights, both stored in the head's file.
+    Its layer is that of a Llama, with the sizes of the target's layers, except as the options say.
+    ``verifier`` is the target's name, and ``fingerprint`` that of its weights, both stored in the
+    head's file.
 
     Raises:
-        OptionError: the target has no RMSNorm, or its MLP is not SwiGLU.
+        OptionError: the target has no RMSNorm.
     """
-    if target.norm != "rms" or not target.gated or target.activation != "silu":
+    if target.norm != "rms":
         msg = (
-            "model: expected a target of a Llama's kind, with RMSNorm and SwiGLU, found "
-            f"{target.family}"
+            f"model: expected a target with RMSNorm, found {target.family} with LayerNorm; use a "
+            "drafter without training, such as suffix"
         )
         raise OptionError(msg)
     # The file format of heads cannot describe other kinds of scaling, and no rotation of a part of
@@ -87,6 +88,8 @@ def head_config(
         num_layers=1,
         windows=(None,),
         intermediate_size=options.mlp or target.intermediate_size,
+        activation="silu",
+        gated=True,
         rope=rope,
         qkv_bias=False,
         out_bias=False,
@@ -141,7 +144,7 @@ def begin_linear(
 
     A dialogue is cut to ``length`` tokens. The weights of the input norms are set so that all
     channels have the same mean square, because a few channels of the target's outputs are tens of
-    times larger than the others, and nearly constant.
+    times larger than the others, and nearly constant. The predicted last output is scaled likewise.
     """
     count = len(module.input_norms)
     size = target.config.hidden_size
@@ -164,8 +167,9 @@ def begin_linear(
     balance = mean_squares.add(_SMALL).rsqrt()
     for norm, values in zip(module.input_norms, balance, strict=True):
         norm.get_parameter("weight").copy_(values)
-    start = fit(((x * balance).flatten(1), e, z) for x, e, z in parts)
-    module.begin_linear(start, target, generator)
+    channels = torch.cat([z for *_, z in parts]).square().mean(0).add(_SMALL**2).sqrt()
+    start = fit(((x * balance).flatten(1), e, z / channels) for x, e, z in parts)
+    module.begin_linear(start, channels, target, generator)
 
 
 def fit(rows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> LinearStart:

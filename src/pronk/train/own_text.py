@@ -1,5 +1,7 @@
 """The target's own dialogues: the deployed target answers questions made from documents.
 
+A target without a chat format continues beginnings of documents instead.
+
 Half of the dialogues are greedy, because the deployed model is often asked for its most likely
 text; the others are sampled. The text of a dialogue depends on its number, not on the batch or the
 drafter.
@@ -8,6 +10,8 @@ drafter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import count, islice
 from math import inf
 from pathlib import Path
@@ -15,12 +19,20 @@ from pathlib import Path
 from pronk import LLM, OptionError, PromptError, SamplingParams
 from pronk.checkpoint import Fingerprint
 from pronk.drafting import derive_seed
-from pronk.train.corpus.answers import AnswersHeader, AnswersWriter, Dialogue
+from pronk.train.corpus.answers import (
+    BEGINNINGS,
+    QUESTIONS,
+    AnswersHeader,
+    AnswersWriter,
+    Dialogue,
+)
+from pronk.train.corpus.encoder import Encoder
 from pronk.train.corpus.sources import SourceSpec
 
 _TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.0, 0.8)  # the dialogues have these temperatures in turn
 # Number of dialogues that one call generates, as a multiple of the batch. As it is several times
-# the batch, forward passes are full until the last dialogues.
+# the batch, forward passes are full until the last dialogues. The first call generates one batch,
+# so that the user soon sees how long the others will take.
 _GROUP = 4
 _MIN_ANSWER = 4  # minimum number of tokens of an answer; shorter ones are not trained on
 # number of successive questions that may be excluded before the command gives up
@@ -28,12 +40,12 @@ _MAX_SKIPPED = 10_000
 
 
 def answers_header(
-    llm: LLM, sources: list[SourceSpec], max_tokens: int, seed: int
+    llm: LLM, sources: list[SourceSpec], max_tokens: int, seed: int, prompts: str = QUESTIONS
 ) -> AnswersHeader:
     """Return the header of a file of answers that ``llm`` gives to questions from ``sources``.
 
     ``max_tokens`` is the maximum number of tokens of an answer; the seed of each dialogue is
-    derived from ``seed``.
+    derived from ``seed``. With the ``prompts`` :data:`BEGINNINGS`, ``llm`` continues documents.
     """
     fingerprint = Fingerprint.of(llm.path)
     return AnswersHeader(
@@ -45,6 +57,7 @@ def answers_header(
         sources=tuple(source.name for source in sources),
         max_tokens=max_tokens,
         seed=seed,
+        prompts=prompts,
     )
 
 
@@ -84,7 +97,8 @@ def write_answers(
 
     Args:
         llm: the target, which answers the questions.
-        ask: returns the questions for the number of a dialogue; an empty list skips the dialogue.
+        ask: returns the questions for the number of a dialogue, or the beginning of a document as
+            ``header.prompts`` says; an empty list skips the dialogue.
         header: model and settings of the answers. If the file exists, its header must be equal,
             and the file is continued.
         path: the file of answers.
@@ -102,10 +116,15 @@ def write_answers(
     done = sum(dialogue.num_answered for dialogue in writer.existing)
     last = max((dialogue.number for dialogue in writer.existing), default=first - 1)
     numbers = _askable(ask, last + 1)
+    answer = partial(_answer, llm, header)
+    if header.prompts == BEGINNINGS:
+        encode = Encoder.of_target(llm.tokenizer, llm.config).encode_plain
+        answer = partial(_continue, llm, header, encode)
+    size = batch
     while done < tokens and seconds_left() > 0:
-        group = list(islice(numbers, _GROUP * batch))
-        answered = _answer(llm, dict(group), header)
-        dialogues = [each for each in answered if each.num_answered >= _MIN_ANSWER]
+        group = list(islice(numbers, size))
+        size = _GROUP * batch
+        dialogues = [each for each in answer(dict(group)) if each.num_answered >= _MIN_ANSWER]
         if not dialogues:
             msg = (
                 f"{path}: expected answers to {len(group)} questions, found none; lower max_tokens "
@@ -137,7 +156,21 @@ def _askable(ask: Callable[[int], list[str]], first: int) -> Iterator[tuple[int,
             raise OptionError(msg)
 
 
-def _answer(llm: LLM, questions: dict[int, list[str]], header: AnswersHeader) -> list[Dialogue]:
+def _continue(
+    llm: LLM,
+    header: AnswersHeader,
+    encode: Callable[[list[str]], list[list[int]]],
+    beginnings: dict[int, list[str]],
+) -> list[Dialogue]:
+    """Return dialogues in which the target has continued the beginnings of documents.
+
+    ``encode`` converts texts to token ids, and ``beginnings`` has one text for each number.
+    """
+    encoded = encode([text for (text,) in beginnings.values()])
+    return list(_generate(llm, dict(zip(beginnings, encoded, strict=True)), header, 0).values())
+
+
+def _answer(llm: LLM, header: AnswersHeader, questions: dict[int, list[str]]) -> list[Dialogue]:
     """Return dialogues in which the target has answered the questions.
 
     The first question of each dialogue is answered, then the second one of those that have two.
@@ -169,16 +202,25 @@ def _turn(
     """Return the dialogues with the target's answer to the last message, by number.
 
     ``messages`` are the dialogues so far, and ``turn`` is the number of the answer, 0 or 1. A
-    dialogue is left out if its prompt does not leave room for an answer.
+    dialogue is left out if the template refuses it, or its prompt leaves no room for an answer.
     """
     prompts: dict[int, list[int]] = {}
     for number, said in messages.items():
-        try:
-            ids = llm.chat_ids(said)
-        except PromptError:  # the template refuses the messages of this dialogue
-            continue
-        if len(ids) + header.max_tokens <= llm.config.context:
-            prompts[number] = ids
+        with suppress(PromptError):
+            prompts[number] = llm.chat_ids(said)
+    return _generate(llm, prompts, header, turn)
+
+
+def _generate(
+    llm: LLM, encoded: dict[int, list[int]], header: AnswersHeader, turn: int
+) -> dict[int, Dialogue]:
+    """Return the dialogues with the target's answer, by number.
+
+    ``encoded`` are the token ids of the prompts, and ``turn`` is the number of the answer, 0 or 1.
+    A dialogue is left out if its prompt does not leave room for an answer.
+    """
+    longest = llm.config.context - header.max_tokens
+    prompts = {number: ids for number, ids in encoded.items() if len(ids) <= longest}
     params: list[SamplingParams] = []
     for number, ids in prompts.items():
         temperature = temperature_of(number)

@@ -224,15 +224,17 @@ def _train_and_export(
     card: Callable[[Trainer[Any], str, dict[str, Any]], str],
     *,
     keep_unfinished: bool = False,
+    fewer: str = "--steps 100",
     **more_facts: Any,
 ) -> bool:
     """Train, then export the model; return whether the schedule ended.
 
     ``card`` returns the model card. The exported JSON file has ``more_facts`` and the figures of
     the evaluation. With ``keep_unfinished``, an interrupted run writes its model to ``latest``
-    without an evaluation.
+    without an evaluation. ``fewer`` is an option by which the run has fewer steps.
     """
     options = trainer.options
+    shorter = None if options.minutes is not None else f"--minutes 10, {fewer}"
 
     def export(target: str, figures: dict[str, float], length: int) -> None:
         facts = {**more_facts, "figures": figures, "length": length, "command": run.command}
@@ -244,7 +246,7 @@ def _train_and_export(
     steps = options.steps - trainer.step
     with (
         _interrupts() as interrupted,
-        TrainingDisplay(run.console, steps, options.minutes) as display,
+        TrainingDisplay(run.console, steps, shorter) as display,
     ):
         trainer.train(display.show, evaluated, interrupted, display.show_pass)
     if not trainer.is_finished:
@@ -303,10 +305,12 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     header, _ = read_answers(answers)
     check_answers(answers, header.weights, teacher.fingerprint)
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
+        if not (run.folder / CHECKPOINT).exists():  # it takes a minute for a large target
+            run.say("first weights: the target reads some of the answers")
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
             run.say(*_plan(trainer))
-        return _train_and_export(run, trainer, head_card, keep_unfinished=True)
+        return _train_and_export(run, trainer, head_card, keep_unfinished=True, fewer="--epochs 1")
 
 
 def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:

@@ -51,6 +51,13 @@ def texts(
     threads: Annotated[
         int | None, model_option("CPU threads.", show_default="number of cores", min=1)
     ] = None,
+    continuations: Annotated[
+        bool,
+        text_option(
+            "Continue beginnings of documents, not answer questions; always so for a model without "
+            "a chat template."
+        ),
+    ] = False,
     drafter: Annotated[
         str, model_option("Drafter that proposes draft tokens; the text is the same.")
     ] = ("autoregressive"),
@@ -58,8 +65,8 @@ def texts(
     """Let a model answer questions about documents, to train drafters with pronk train eagle3.
 
     Questions are the real ones of the documents, and instructions about their excerpts and
-    headings. Half of the dialogues are greedy. Ctrl-C keeps the finished dialogues; the same
-    command continues.
+    headings. A model without a chat template continues beginnings of the documents instead. Half of
+    the dialogues are greedy. Ctrl-C keeps the finished dialogues; the same command continues.
 
     [bold]Examples[/]
 
@@ -72,6 +79,8 @@ def texts(
     # before the imports, which take a second, because --minutes includes that time
     clock = Clock(minutes)
     from pronk import LLM
+    from pronk.train.corpus.answers import BEGINNINGS, QUESTIONS
+    from pronk.train.corpus.beginnings import Beginnings
     from pronk.train.corpus.questions import Questions
     from pronk.train.corpus.sources import SourceSpec, spec_of
     from pronk.train.own_text import answers_header, write_answers
@@ -83,9 +92,14 @@ def texts(
             sources.append(SourceSpec("python", "python", None, 1.0))
         else:
             sources.append(spec_of(Path(what), "data"))
-    questions = Questions(sources, exclude or (), seed)
     llm = LLM(model, drafter=drafter, max_batch=batch, threads=threads, calibration=False)
-    header = answers_header(llm, sources, max_tokens, seed)
+    if llm.tokenizer.chat_template is None and not continuations:
+        screen.print("the model has no chat template: it continues documents", markup=False)
+        continuations = True
+    make = Beginnings if continuations else Questions
+    questions = make(sources, exclude or (), seed)
+    prompts = BEGINNINGS if continuations else QUESTIONS
+    header = answers_header(llm, sources, max_tokens, seed, prompts)
     shown = -1  # number of twentieths of the tokens that the last line of progress has reported
     try:
         with status_bar(screen) as bar:

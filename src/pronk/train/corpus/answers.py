@@ -1,5 +1,8 @@
 """File of a model's own dialogues: token ids, and which of them are answers of the model.
 
+A model without a chat format continues beginnings of documents instead: the beginning is the
+question of such a dialogue, and the continuation is its answer.
+
 The file begins with a line of JSON (:class:`AnswersHeader`). Then follows one record per dialogue,
 all numbers little-endian::
 
@@ -32,6 +35,9 @@ from pronk.base import convert_write_errors, describe_reason, read_input, refuse
 from pronk.train.corpus.encoder import token_dtype
 
 _FORMAT = "pronk-answers-1"
+# values of ``AnswersHeader.prompts``
+QUESTIONS = "questions"
+BEGINNINGS = "beginnings of documents"
 _RECORD = struct.Struct("<IIHH")
 _SPAN = struct.Struct("<II")
 _CHECK = struct.Struct("<I")
@@ -46,10 +52,12 @@ class AnswersHeader:
     weights: str  # fingerprint of the model's weights (``pronk.models.loader.Fingerprint.weights``)
     tokenizer: str  # fingerprint of that model's tokenizer
     vocab_size: int  # of the model: a limit of the token ids
-    sources: tuple[str, ...]  # names of the sources of the questions
+    sources: tuple[str, ...]  # names of the sources of the questions or beginnings
     max_tokens: int  # maximum number of tokens of an answer
     seed: int  # from which the seed of each dialogue is derived
     format: str = _FORMAT
+    # what the model answered: questions in its chat format, or beginnings of documents
+    prompts: str = QUESTIONS
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from pronk.train.corpus.sources import SourceSpec, read_source
 WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
 _SECOND_TURN = 0.35  # fraction of dialogues in which the user asks a second question
 # Range of an excerpt's length in words; the logarithm of the length is uniformly distributed.
-_MIN_WORDS = 30
+MIN_WORDS = 30
 _MAX_WORDS = 450
 _MIN_DOCUMENT = 120  # minimum number of words of a document that serves for excerpts
 # Fraction of everyday topics in the pool ``topic``; the other topics are headings of documents.
@@ -124,21 +124,21 @@ def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
         return [phrase.format(document, language)]
     if pool in ("text", "code"):
         phrase = draw.choice(_PHRASES[pool])
-        return [phrase.format(_excerpt(document, draw))]
+        return [phrase.format(excerpt(document, draw))]
     turns = user_turns(document)
     short = [turn for turn in turns if turn and len(turn.split()) <= _MAX_QUESTION]
     return short[: 2 if draw.random() < _SECOND_TURN else 1]
 
 
-def _excerpt(text: str, draw: random.Random) -> str:
+def excerpt(text: str, draw: random.Random) -> str:
     """Return an excerpt of whole lines, from a random line on.
 
     The logarithm of its number of words is uniformly distributed.
     """
-    words = round(_MIN_WORDS * (_MAX_WORDS / _MIN_WORDS) ** draw.random())
+    words = round(MIN_WORDS * (_MAX_WORDS / MIN_WORDS) ** draw.random())
     lines = text.splitlines()
     start = draw.randrange(len(lines)) if draw.random() < 0.7 else 0
-    if sum(len(line.split()) for line in lines[start:]) < min(words, _MIN_WORDS):
+    if sum(len(line.split()) for line in lines[start:]) < min(words, MIN_WORDS):
         start = 0
     taken: list[str] = []
     for line in lines[start:]:

@@ -233,15 +233,18 @@ class DecoderModule(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits ``[rows, vocab]`` of outputs ``[rows, hidden]`` of the last layer."""
-        logits: Tensor = self.head(self.norm(hidden))
-        if self.config.logits_scale != 1.0:
-            logits = logits * self.config.logits_scale
-        cap = self.config.logits_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return scale_logits(self.head(self.norm(hidden)), self.config)
 
     def initialize(self, generator: torch.Generator) -> None:
         """Set random weights as GPT-2 does (:func:`initialize_parameters`)."""
         initialize_parameters(self.named_parameters(), generator, self.config.num_layers)
+
+
+def scale_logits(products: Tensor, config: ModelConfig) -> Tensor:
+    """Return the logits of a model whose LM head computed ``products``, of the same shape."""
+    logits = products if config.logits_scale == 1.0 else products * config.logits_scale
+    cap = config.logits_cap
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def initialize_parameters(
