@@ -150,12 +150,12 @@ def test_first_layers_run_on_their_own(cut: int) -> None:
     cache.prepare(block_table, 12)
     entry = BatchEntry(block_table, TokenTree.chain(range(12)), range(0), 12)
     batch = ForwardBatch([entry])
-    first, no_logits, _ = executor.run(batch, cut, range(cut + 1))
+    first, no_logits, *_ = executor.run(batch, cut, range(cut + 1))
     executor.run(batch, cut, [cut])
     executor.run(batch, 3, [cut])  # a program of its own, which stores the later layers, too
     held = replace(block_table, length=12)
     stored = [array.copy() for layer in range(3) for array in read_kv(cache, layer, held)]
-    whole, logits, _ = executor.run(batch, 3, range(4))
+    whole, logits, *_ = executor.run(batch, 3, range(4))
     assert logits is not None
     assert no_logits is None
     assert list(whole) == [0, 1, 2, 3], "the embedding, then the layers"
