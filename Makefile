@@ -93,7 +93,7 @@ sanitize: $(SANITIZED)
 		tests/kernels/test_choices.py tests/kernels/test_convolutions.py tests/kernels/test_experts.py tests/kernels/test_suffixes.py \
 		tests/kernels/test_layer_inputs.py tests/kernels/test_latent_attention.py::test_rows_that_are_not_finite_leave_other_requests_alone \
 		tests/kernels/test_latent_attention.py::test_sizes_that_are_no_whole_blocks_are_refused \
-		tests/models/test_kv_sources.py::test_trees_of_several_requests \
+		tests/models/test_kernel_batch.py tests/models/test_kv_sources.py::test_trees_of_several_requests \
 		tests/models/test_recurrence.py::test_chunks tests/models/test_state_traffic.py \
 		tests/drafting/from_text/test_growth.py tests/text/test_score_tokenizer.py \
 		tests/drafting/from_target/test_two_stages.py::test_centroids_of_the_file_are_used \
