@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drafting.from_target.trained_eagle import Form, random_head, write_head
+from drafting.from_target.trained_eagle import write_random_head
 from pronk import LLM, SamplingParams
 from pronk.checkpoint.hub.clone_models import tiny_model
 
@@ -39,12 +39,7 @@ def test_every_position_is_recorded(limits: Any, tmp_path: Path) -> None:
     folder = tiny_model()
     assert folder is not None
     llm = LLM(str(folder), drafter="autoregressive", budget="all", threads=1)
-    size = llm.config.hidden_size
-    vocab = llm.config.vocab_size
-    form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
-    head = write_head(
-        random_head(form, size=size), tmp_path, verifier="pronk-tiny", target_hidden_size=size
-    )
+    head = write_random_head(llm, tmp_path)
     recorder = limits.Recorder(llm, "eagle3", head, 3)
     prompt = llm.tokenizer.encode("def fibonacci(n):")
     text = limits.record(llm, recorder, prompt, 12)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drafting.from_target.trained_eagle import Form, random_head, write_head
+from drafting.from_target.trained_eagle import write_random_head
 from pronk import LLM, SamplingParams
 from pronk.checkpoint.hub.clone_models import tiny_model
 
@@ -52,12 +52,7 @@ def test_a_step_of_a_head_is_two_calls(
 ) -> None:
     """They are the pass with the choice of all tokens, and the next chain; a plain step is one."""
     assert calls_of_a_step(passes, llm, "autoregressive", **options) == 1.0
-    size = llm.config.hidden_size
-    vocab = llm.config.vocab_size
-    form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
-    head = write_head(
-        random_head(form, size=size), tmp_path, verifier="pronk-tiny", target_hidden_size=size
-    )
+    head = write_random_head(llm, tmp_path)
     drafter = f"eagle3(model={str(head)!r}, num_tokens=3)"
     llm.generate("def f(x):", SamplingParams(max_tokens=2), drafter=drafter)  # loads the head
     assert calls_of_a_step(passes, llm, drafter, **options) == 2.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafting.from_target.trained_eagle import Form, random_head, write_head
+from drafting.from_target.trained_eagle import write_random_head
 from pronk import LLM, SamplingParams
 from pronk.checkpoint.hub.clone_models import tiny_model
 from pronk.sampling.noise import gumbel_noise
@@ -140,12 +140,8 @@ def test_drafters_propose_what_their_candidates_say(limits: Any, tmp_path: Path)
     folder = tiny_model()
     assert folder is not None
     llm = LLM(str(folder), drafter="autoregressive", budget="all", threads=1)
-    size = llm.config.hidden_size
     vocab = llm.config.vocab_size
-    form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
-    head = write_head(
-        random_head(form, size=size), tmp_path, verifier="pronk-tiny", target_hidden_size=size
-    )
+    head = write_random_head(llm, tmp_path)
     drafters = limits.find_drafters(llm, None, folder / "datastore")
     recorder = limits.Recorder(llm, {**drafters, "eagle3": f"eagle3(model={str(head)!r})"})
     assert {*recorder.names} == {*limits.SOURCES}

@@ -17,31 +17,13 @@ from pronk.train.dialogues import steps_of
 from pronk.train.eagle import EagleTraining
 from pronk.train.loop import Trainer
 from pronk.train.modules.decoder import load_ends, load_module
-from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.target_states import target_states
 from pronk.train.teacher import Teacher
 from recurrent_models import FAMILIES, HEADS, RecurrentOracle, with_mtp, write_gguf
+from train.tiny import EAGLE_OPTIONS
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-OPTIONS = EagleOptions(
-    steps=16,
-    batch=128,
-    micro=64,
-    length=64,
-    final_length=64,
-    rate=2e-2,
-    warmup=2,
-    threads=1,
-    evaluate_every=16,
-    save_every=16,
-    log_every=16,
-    depth=2,
-    draft_vocab=200,
-    context=128,
-    mlp=32,
-    num_tokens=2,
-)
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -75,8 +57,8 @@ def begin(
     write_answers(teacher.llm, ask, header, answers, tokens=800, batch=16, progress=lambda _: None)
 
     def begun(kind: str) -> Trainer[EagleTraining]:
-        steps_of(root / kind, [answers], 1, OPTIONS.batch, OPTIONS.length, 0)
-        return Trainer(EagleTraining(root / kind, replace(OPTIONS, kind=kind), teacher))
+        steps_of(root / kind, [answers], 1, EAGLE_OPTIONS.batch, EAGLE_OPTIONS.length, 0)
+        return Trainer(EagleTraining(root / kind, replace(EAGLE_OPTIONS, kind=kind), teacher))
 
     return begun
 

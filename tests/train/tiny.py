@@ -14,7 +14,13 @@ from typer.testing import CliRunner
 
 from pronk.base.errors import OptionError
 from pronk.train.cli.main import app
-from pronk.train.options import DraftOptions, ModelShape, OnPolicyOptions, TrainOptions
+from pronk.train.options import (
+    DraftOptions,
+    EagleOptions,
+    ModelShape,
+    OnPolicyOptions,
+    TrainOptions,
+)
 from pronk.train.teacher import Teacher
 
 SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
@@ -40,6 +46,26 @@ TINY_DRAFT = DraftOptions(
 )
 TOKENS = TINY.steps * TINY.batch + 1
 OWN = OnPolicyOptions(tokens=400, prompt=24, length=12, batch=16, held_out=6)
+
+# options of a head for a tiny target, which is trained in seconds
+EAGLE_OPTIONS = EagleOptions(
+    steps=16,
+    batch=128,
+    micro=64,
+    length=64,
+    final_length=64,
+    rate=2e-2,
+    warmup=2,
+    threads=1,
+    evaluate_every=16,
+    save_every=16,
+    log_every=16,
+    depth=2,
+    draft_vocab=200,
+    context=128,
+    mlp=32,
+    num_tokens=2,
+)
 
 
 def draft_command(teacher: Teacher, corpus: Path, out: Path, more: str) -> list[str]:

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from drafting.helpers import CHECKPOINTS
 from oracle import DenseModel, to_array, torch_dtype
+from pronk import LLM
 from pronk.base.arrays import FLOAT32, Array, DType
 from pronk.models.decoder import Decoder
 from pronk.models.linear import WeightLayout, choose_linear
@@ -244,6 +245,15 @@ def write_head(
         tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((3, 3), np.float32)
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def write_random_head(llm: LLM, folder: Path) -> Path:
+    """Write an EAGLE-3 head with random weights for a loaded model; return its folder."""
+    size = llm.config.hidden_size
+    vocab = llm.config.vocab_size
+    form = Form(sources=(1, 1, 2), hidden=size, vocab=vocab, draft=vocab // 4)
+    head = random_head(form, size=size)
+    return write_head(head, folder, verifier=llm.path.name, target_hidden_size=size)
 
 
 def _name_in(layout: str, name: str) -> str:

@@ -365,8 +365,9 @@ PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass
 PRONK_API int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa);
 // Follow the target's tokens from the root of a token tree, as long as children have them. `logits` [nodes, vocab] are
 // those after each node, and `position` is that of the token after the root. `parents` [nodes] of a node that may not be
-// accepted is -1; null: a chain. `path` [nodes] receives the accepted nodes, then the token after the last of them. Returns the number of
-// accepted nodes; -1 if a logit is not finite; -2 if memory is exhausted. `counts` is changed during the call only.
+// accepted is -1; null: a chain. `path` [nodes] receives the accepted nodes, then the token after the last of them.
+// Returns the number of accepted nodes; -1 if a logit is not finite; -2 if memory is exhausted. `counts` is changed during
+// the call only.
 PRONK_API int32_t pronk_verify(const pronk_sampling* sampling, const float* logits, int64_t vocab, int64_t position,
                                const int32_t* tokens, const int32_t* parents, int32_t nodes, int32_t* path, int32_t isa);
 // Write the tokens that top-k (0: all), top-p (1: all) and min-p (its logarithm) keep to `ids` [vocab], in ascending
