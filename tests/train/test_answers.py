@@ -10,6 +10,7 @@ import pytest
 
 from pronk.base.errors import OptionError
 from pronk.sampling.params import SamplingParams
+from pronk.train.corpus import questions as questions_module
 from pronk.train.corpus.answers import (
     AnswersHeader,
     AnswersWriter,
@@ -24,6 +25,8 @@ from pronk.train.own_text import answers_header, temperature_of, write_answers
 from pronk.train.teacher import Teacher
 from train.tiny import refusal, run_command, write_jsonl
 
+# number of dialogues in which each pool of ``sources``, which have no shop, has its share once
+ROUND = sum(WEIGHTS.values()) - WEIGHTS["shop"]
 HEADER = AnswersHeader("m.gguf", "llama", "ab12", "cd34", 70_000, ("a.jsonl",), 24, 7)
 DIALOGUES = [
     Dialogue(0, 0.0, [1, 2, 69_999, 4], [(2, 4)]),
@@ -61,21 +64,25 @@ def test_questions_depend_on_number_and_seed_only(sources: list[SourceSpec]) -> 
 
 
 def test_every_pool_has_its_share(sources: list[SourceSpec]) -> None:
-    # twice all pools but that of shops
-    asked = [" ".join(Questions(sources).ask(number)) for number in range(190)]
+    questions = Questions(sources)
+    turns = [questions.ask(number) for number in range(2 * ROUND)]
+    asked = [" ".join(each) for each in turns]
     kinds = Counter(
         "math" if "Add " in text else "chat" if "odd?" in text else "other" for text in asked
     )
     assert kinds["math"] == 2 * WEIGHTS["math"]
     assert kinds["chat"] == 2 * WEIGHTS["chat"]
     assert any("w5x" in text for text in asked)
+    phrases = json.loads((Path(questions_module.__file__).parent / "questions.json").read_text())
+    facts = {each.format(name) for each in phrases["fact"] for name in phrases["subjects"]}
+    assert sum(first in facts for first, *_ in turns) == 2 * WEIGHTS["fact"]
     assert any("Growing of Tall Plants" in text for text in asked)
 
 
 def test_documents_are_not_repeated_while_they_last(sources: list[SourceSpec]) -> None:
-    """The 30 sums are asked 17 times in the first 95 dialogues, without a repetition."""
+    """Not all of the 30 sums are asked in a round of all pools, and none of them twice."""
     questions = Questions(sources)
-    sums = [turns[0] for number in range(95) if "Add " in (turns := questions.ask(number))[0]]
+    sums = [turns[0] for number in range(ROUND) if "Add " in (turns := questions.ask(number))[0]]
     assert len(sums) == len(set(sums)) == WEIGHTS["math"]
 
 

@@ -7,7 +7,8 @@ as those in later use, so the questions come from several pools:
 ``math``  questions of documents that begin with ``Question:``
 ``chat``  first messages of dialogues (``User:``), and their real second messages
 ``shop``  first messages of customers (``Customer:``)
-``topic`` an open question about the heading of a document
+``topic`` an open question about the heading of a document, or an everyday topic
+``fact``  a question about a person, a place, an event, a work or a thing of general knowledge
 ``text``  an instruction about an excerpt of a document: summarize, answer, rewrite, translate, ...
 ``code``  a task for a programmer, or an instruction about an excerpt of a Python file
 ========  ==========================================================================================
@@ -28,14 +29,15 @@ from pronk.train.corpus.encoder import user_turns
 from pronk.train.corpus.sources import SourceSpec, read_source
 
 # Number of dialogues of each pool in 100. The share of a pool without documents goes to the others.
-WEIGHTS = {"math": 17, "chat": 20, "shop": 5, "topic": 25, "text": 25, "code": 8}
+WEIGHTS = {"math": 15, "chat": 18, "shop": 4, "topic": 22, "text": 22, "code": 7, "fact": 12}
+_OWN_POOLS = {"code": "tasks", "fact": "subjects"}  # pools that need no documents
 _SECOND_TURN = 0.35  # fraction of dialogues in which the user asks a second question
 # Range of an excerpt's length in words; the logarithm of the length is uniformly distributed.
 MIN_WORDS = 30
 _MAX_WORDS = 450
 _MIN_DOCUMENT = 120  # minimum number of words of a document that serves for excerpts
 # Fraction of everyday topics in the pool ``topic``; the other topics are headings of documents.
-_EVERYDAY_SHARE = 0.4
+_EVERYDAY_SHARE = 0.5
 _MAX_QUESTION = 600  # maximum number of words of a real question; longer ones are not asked
 _HEADING = re.compile(r"^(?:#{1,3} |Title: )([A-Z][^\n{}<>|`0-9:]{6,60}[a-z])$", re.MULTILINE)
 
@@ -58,12 +60,13 @@ class Questions:
         self._excludes = Exclusion.from_files(exclude)
         # Dictionaries serve as sets: they drop copies, and keep the order of the documents.
         pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}
-        pools["code"] = dict.fromkeys(_PHRASES["tasks"])
+        for name, phrases in _OWN_POOLS.items():
+            pools[name] = dict.fromkeys(_PHRASES[phrases])
         for source in sources:
             for document in read_source(source):
                 _sort_in(document.text, pools, is_code=source.kind == "python")
         self._pools = {name: list(pool) for name, pool in pools.items() if pool}
-        if self._pools.keys() == {"code"}:
+        if self._pools.keys() == _OWN_POOLS.keys():
             refuse(
                 "data",
                 "expected documents to ask questions about, found none; give other files",
@@ -118,6 +121,8 @@ def _ask(pool: str, document: str, draw: random.Random) -> list[str]:
         is_everyday = draw.random() < _EVERYDAY_SHARE
         topic = draw.choice(_PHRASES["everyday"]) if is_everyday else document
         return [draw.choice(_PHRASES["topic"]).format(topic)]
+    if pool == "fact":
+        return [draw.choice(_PHRASES["fact"]).format(document)]
     if document in _PHRASES["tasks"]:
         phrase = draw.choice(_PHRASES["program"])
         language = draw.choice(_PHRASES["languages"])
