@@ -37,6 +37,7 @@ from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
+from pronk.train.quantization.heads import quantize_head
 from pronk.train.run import Run, train_head
 from pronk.train.target_states import StateSource, target_states
 from pronk.train.teacher import Teacher
@@ -183,12 +184,20 @@ def test_the_module_equals_the_formulas_in_every_step(form: Form) -> None:
                     number += 1
 
 
-def test_chain_attention_equals_a_slow_loop() -> None:
-    """A row sees the rows of step 0 up to its own, and its own later steps."""
+@pytest.mark.parametrize("kept", [(0, 1, 2, 3, 4), (0, 3), (2, 3, 4), (1,)])
+def test_chain_attention_equals_a_slow_loop(kept: tuple[int, ...]) -> None:
+    """A row sees the rows of step 0 up to its own, and its own later steps.
+
+    Later steps have the rows ``kept``, numbered among those that draft.
+    """
     generator = torch.Generator().manual_seed(0)
     lengths = [5, 3]
     active = [torch.tensor([1, 4]), torch.tensor([0, 1, 2])]
-    attend = ChainAttention(lengths, active)
+    chained = [
+        each[[i - start for i in kept if start <= i < start + len(each)]]
+        for start, each in zip((0, 2), active, strict=True)
+    ]
+    attend = ChainAttention(lengths, active, chained)
     heads = 4
     kv_heads = 2
     size = 8
@@ -197,13 +206,14 @@ def test_chain_attention_equals_a_slow_loop() -> None:
     keys = list[torch.Tensor]()
     values = list[torch.Tensor]()
     for step in range(4):
-        amount = count if step else rows
+        amount = len(kept) if step else rows
         keys.append(torch.randn(amount, kv_heads, size, generator=generator))
         values.append(torch.randn(amount, kv_heads, size, generator=generator))
-        q = torch.randn(count, heads, size, generator=generator)
+        queries = len(kept) if step else count
+        q = torch.randn(queries, heads, size, generator=generator)
         out = attend(q, keys[-1], values[-1])
         number = 0
-        for text, each in enumerate(active):
+        for text, each in enumerate(chained if step else active):
             start = sum(lengths[:text])
             for i in each.tolist():
                 seen = [(keys[0][start + j], values[0][start + j]) for j in range(i + 1)]
@@ -331,12 +341,13 @@ def test_a_little_training_lowers_the_loss(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("weighting", ["decay", "dpace"])
+@pytest.mark.parametrize(("weighting", "chains"), [("decay", 1.0), ("dpace", 0.5)])
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
-    weighting: str, begin: Callable[..., Trainer[EagleTraining]]
+    weighting: str, chains: float, begin: Callable[..., Trainer[EagleTraining]]
 ) -> None:
     """Ctrl-C within a step drops that step's gradients."""
-    whole = train(begin("whole", weighting=weighting, steps=6))
+    options = {"weighting": weighting, "chains": chains, "steps": 6}
+    whole = train(begin("whole", **options))
     calls = 0
 
     def interrupt() -> bool:
@@ -344,9 +355,9 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
         calls += 1
         return calls == 15  # of 4 passes per step: within the fourth step
 
-    part = train(begin("part", weighting=weighting, steps=6), interrupt)
+    part = train(begin("part", **options), interrupt)
     assert part.step == 3
-    resumed = train(begin("part", weighting=weighting, steps=6))
+    resumed = train(begin("part", **options))
     assert resumed.step == 6
     mine = whole.objective.module.state_dict()
     theirs = resumed.objective.module.state_dict()
@@ -376,6 +387,88 @@ def test_only_rows_of_answers_are_trained(begin: Callable[..., Trainer[EagleTrai
         assert (flat[places] >= Mark.GREEDY).all()
         assert (flat[places - step.number] >= Mark.GREEDY).all()
         assert len(step.selected) > 0
+
+
+def test_a_fraction_of_the_rows_drafts_further_tokens(
+    begin: Callable[..., Trainer[EagleTraining]],
+) -> None:
+    """Their outputs are those which they have when all rows draft further tokens."""
+    head = begin().objective
+    ids, marks = head.text.batch(0, 8)
+    whole = head._prepare(ids, marks)
+    part = head._prepare(ids, marks, 0.5)
+    assert whole is not None
+    assert part is not None
+    assert torch.equal(whole.active, part.active)
+    assert len(whole.chained) == len(whole.active)
+    assert 0.3 < len(part.chained) / len(part.active) < 0.7
+    with torch.no_grad():
+        steps = list(zip(head._steps(whole), head._steps(part), strict=True))
+    for all_rows, some in steps:
+        rows = torch.arange(len(part.active)) if some.number == 0 else part.chained
+        assert some.num_rows == len(rows)
+        kept = torch.isin(all_rows.selected, rows)
+        assert torch.equal(all_rows.selected[kept], some.selected)
+        assert torch.equal(all_rows.teacher[kept], some.teacher)
+        torch.testing.assert_close(all_rows.normed[kept], some.normed, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [0, 8])
+def test_training_goes_on_from_a_head(
+    bits: int, begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
+) -> None:
+    """It begins with the loss of the trained head, quantized or not, and another draft vocabulary
+    keeps the rows that both have.
+    """
+    trained = train(begin("first", steps=20)).objective
+    folder = tmp_path / "head"
+    trained.export(folder, "", {})
+    if bits:
+        quantize_head(folder, tmp_path / "quantized", bits, None)
+        folder = tmp_path / "quantized"
+    first = begin("same", init=str(folder)).objective
+    linear = begin("linear").objective
+    wanted = trained.judge(trained.evaluate(64))
+    assert first.judge(first.evaluate(64)) == pytest.approx(wanted, rel=0.02)
+    assert linear.judge(linear.evaluate(64)) > 1.2 * wanted
+    smaller = begin("smaller", init=str(folder), draft_vocab=150).objective.module
+    old = trained.module
+    assert old.lm_head is not None
+    assert smaller.lm_head is not None
+    places = torch.searchsorted(old.draft_ids, smaller.draft_ids)
+    difference = smaller.lm_head.weight - old.lm_head.weight[places]
+    assert difference.abs().max() < (0.02 if bits else 0.005) * old.lm_head.weight.abs().max()
+
+
+def test_a_token_that_is_new_moves_as_the_trained_ones_have(
+    begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
+) -> None:
+    head = begin("first", draft_vocab=150).objective
+    assert head.module.lm_head is not None
+    change = torch.linspace(-1, 1, head.module.lm_head.weight.shape[1])
+    with torch.no_grad():
+        head.module.lm_head.weight += change
+    head.export(tmp_path / "head", "", {})
+    larger = begin("larger", init=str(tmp_path / "head"), draft_vocab=200).objective
+    assert larger.module.lm_head is not None
+    moved = larger.module.lm_head.weight.detach() - larger._head.float()
+    torch.testing.assert_close(moved, change.expand(200, -1), rtol=0.03, atol=0.03)
+
+
+def test_a_head_of_other_sizes_is_refused(
+    begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
+) -> None:
+    head = begin("first").objective
+    folder = tmp_path / "head"
+    head.export(folder, "", {})
+    for changes, message in (
+        ({"mlp": 32}, r"expected layers\.0\.mlp\.\w+\.weight of shape .* give the --mlp of that"),
+        ({"sources": (1, 2)}, r"expected a head that reads the layers \[1, 2\], found one that"),
+        ({"kind": "mtp"}, r"expected the folder of an mtp head, found eagle3 at"),
+        ({"init": str(tmp_path / "none")}, r"expected the folder of an eagle3 head, found no head"),
+    ):
+        with pytest.raises(OptionError, match=f"init: .*{message}"):
+            begin("other", **({"init": str(folder)} | changes))
 
 
 def test_the_command_trains_exports_and_goes_on(

@@ -231,33 +231,41 @@ class ChainAttention:
 
     Args:
         lengths: number of rows of each text in step 0.
-        active: for each text, the indices of the rows that draft. Only these rows have queries, and
-            only they are in later steps.
+        active: for each text, the indices of the rows that draft; only these rows have queries.
+        chained: for each text, the indices of the rows of ``active`` that draft further tokens;
+            only these rows are in later steps. By default all of ``active``.
     """
 
-    def __init__(self, lengths: Sequence[int], active: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        active: Sequence[Tensor],
+        chained: Sequence[Tensor] | None = None,
+    ) -> None:
         self._lengths = list(lengths)
-        self._counts = [len(rows) for rows in active]
-        self._hidden = [
-            rows[:, None] < torch.arange(n) for n, rows in zip(lengths, active, strict=True)
-        ]
+        self._queries = (active, active if chained is None else chained)
         self._cache: list[tuple[Tensor, Tensor]] = []  # keys and values of each step so far
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention output ``[active, heads * d]`` of the next step.
+        """Return the attention output ``[queries, heads * d]`` of the next step.
 
-        ``q`` is ``[active, heads, d]``; ``k`` and ``v`` are ``[keys, kv_heads, d]``. The keys are
-        those of all rows in step 0, and of the active rows in later steps.
+        ``q`` is ``[queries, heads, d]``, for the active rows in step 0, and for the chained ones in
+        later steps. ``k`` and ``v`` are ``[keys, kv_heads, d]``, for all rows in step 0, and for
+        the chained ones in later steps.
         """
+        rows = self._queries[bool(self._cache)]
+        counts = [len(each) for each in rows]
         self._cache.append((k, v))
         first = [each.split(self._lengths) for each in self._cache[0]]
-        later = [[each.split(self._counts) for each in pair] for pair in self._cache[1:]]
+        later = [[each.split(counts) for each in pair] for pair in self._cache[1:]]
         outputs = []
-        for i, queries in enumerate(q.split(self._counts)):
+        for i, queries in enumerate(q.split(counts)):
             if len(queries):
                 chain = [(keys[i], values[i]) for keys, values in later]
-                hidden = self._hidden[i].to(q.device)
-                outputs.append(_attend(queries, first[0][i], first[1][i], hidden, chain))
+                hidden = rows[i][:, None] < torch.arange(self._lengths[i])
+                outputs.append(
+                    _attend(queries, first[0][i], first[1][i], hidden.to(q.device), chain)
+                )
         return torch.cat(outputs)
 
 

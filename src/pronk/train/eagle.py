@@ -9,7 +9,9 @@ target's distribution after a token from two inputs::
 
 Step ``s`` computes what the head computes in decoding for its draft token number ``s + 1``
 (:mod:`pronk.train.attention`). Only rows whose draft tokens are within an answer are trained; the
-other rows serve as keys and values only.
+other rows serve as keys and values only. All trained rows have step 0, and a random fraction of
+them, ``chains``, has the later steps: steps cost about the same, and the first draft token matters
+most, as no later one is accepted without it.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft
 vocabulary. Rows for which the target's likeliest token is not in the draft vocabulary are left out.
@@ -41,7 +43,13 @@ from pronk.train.clock import limit_time
 from pronk.train.corpus.answers import read_answers
 from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_tensors
-from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
+from pronk.train.head_plan import (
+    begin_linear,
+    begin_with_head,
+    check_answers,
+    draft_vocabulary,
+    head_config,
+)
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
 from pronk.train.modules.decoder import load_ends, scale_logits
@@ -90,6 +98,8 @@ class _Batch:
     # ``[active]``, index in ``logits`` of the target's distribution of the first draft token
     teacher: Tensor
     logits: Tensor  # ``[targets, draft_vocab]``, the target's logits for the draft vocabulary
+    # indices, among the active rows, of those that draft further tokens after their first one
+    chained: Tensor
     inside: Tensor  # ``[targets]``, whether the target's likeliest token is in the draft vocabulary
     greedy: Tensor  # ``[active]``, whether the answer was generated greedily, not sampled
     attend: ChainAttention
@@ -103,6 +113,7 @@ class _Step(NamedTuple):
     """
 
     number: int
+    num_rows: int  # number of rows of the step, selected or not
     normed: Tensor  # ``[selected, size]``, input of the LM head
     selected: Tensor  # indices of the selected rows among the active rows
     # ``[selected]``, index in ``_Batch.logits`` of the distribution that a row learns
@@ -144,7 +155,11 @@ class EagleTraining(Objective[EagleModule]):
         )
         generator = torch.Generator().manual_seed(options.seed)
         self.module.initialize(target, generator)
-        if not (folder / CHECKPOINT).exists():  # a resumed run gets its weights from the checkpoint
+        if (folder / CHECKPOINT).exists():
+            pass  # a resumed run gets its weights from the checkpoint
+        elif options.init is not None:
+            begin_with_head(self.module, Path(options.init), self.sources)
+        else:
             begin_linear(self.module, target, self.states, training, options.length, generator)
         self.module.to(self.device)
         self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
@@ -156,7 +171,7 @@ class EagleTraining(Objective[EagleModule]):
         ``inputs`` and ``targets`` are token ids and :class:`~pronk.train.dialogues.Mark` values,
         int64 ``[count, length]``.
         """
-        batch = self._prepare(inputs, targets)
+        batch = self._prepare(inputs, targets, self.options.chains)
         if batch is None:
             return PassResult(0.0, (0.0,) * self.options.depth)
         module = self.module
@@ -185,7 +200,7 @@ class EagleTraining(Objective[EagleModule]):
     def _loss(
         self, batch: _Batch, step: _Step, into: Comparison, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the sum of the divergences of a step's rows, divided by the number of active rows.
+        """Return the sum of the divergences of a step's rows, divided by the number of its rows.
 
         ``into`` gets the comparison of each row with the target. ``weights`` are factors of the
         rows' divergences, by default 1.
@@ -203,7 +218,7 @@ class EagleTraining(Objective[EagleModule]):
             into=into,
             row_weights=weights,
         )
-        return loss * (len(step.selected) / len(batch.active))
+        return loss * (len(step.selected) / step.num_rows)
 
     def _steps(self, batch: _Batch) -> Iterator[_Step]:
         """Run the head over a batch, and yield the output of each step of training-time test."""
@@ -213,29 +228,38 @@ class EagleTraining(Objective[EagleModule]):
         tokens = batch.tokens
         positions = batch.positions
         active = batch.active
+        rows = torch.arange(len(active), device=self.device)  # active rows of the step
         for number in range(self.options.depth):
-            if number == 1:  # later steps have only the rows that draft
-                tokens = tokens[active]
-                positions = positions[active]
+            if number == 1:  # later steps have only the rows that draft further tokens
+                rows = batch.chained
+                tokens = tokens[active[rows]]
+                positions = positions[active[rows]]
+                feature = feature[rows]
             ids = batch.ids[(tokens + number).clamp(max=len(batch.ids) - 1)]
             embedding = F.embedding(ids, self._embedding).float()
             queries = None if number else active
             with autocast(self.device):
                 out = module(embedding, feature, positions + number, batch.attend, queries)
             normed, feature = module.read_out(out)
-            within = (number < batch.rest).nonzero().flatten()
-            selected = within[batch.inside[batch.teacher[within] + number]]
-            yield _Step(number, normed[selected], selected, batch.teacher[selected] + number)
+            within = (number < batch.rest[rows]).nonzero().flatten()
+            places = within[batch.inside[batch.teacher[rows[within]] + number]]
+            selected = rows[places]
+            teacher = batch.teacher[selected] + number
+            yield _Step(number, len(rows), normed[places], selected, teacher)
 
-    def _prepare(self, inputs: Tensor, marks: Tensor) -> _Batch | None:
+    def _prepare(self, inputs: Tensor, marks: Tensor, chains: float = 1.0) -> _Batch | None:
         """Run the target over the dialogues of a batch, and return what the head learns from.
 
-        ``inputs`` and ``marks`` are ``[count, length]``. The result is ``None`` if no row drafts
-        within an answer.
+        ``inputs`` and ``marks`` are ``[count, length]``, and ``chains`` is the fraction of the rows
+        that draft further tokens. The result is ``None`` if no row drafts within an answer.
         """
+        # The choice depends on the text alone, so a resumed run makes the same one.
+        generator = torch.Generator().manual_seed(int(inputs.sum()))
         parts: dict[str, list[Tensor]] = {}
         lengths = list[int]()
         active_rows = list[Tensor]()
+        chained_rows = list[Tensor]()
+        num_active = 0
         rows = 0
         num_ids = 0
         num_logits = 0
@@ -248,6 +272,7 @@ class EagleTraining(Objective[EagleModule]):
                 continue
             first = int(active[0]) + 1
             count = len(ids) - 2
+            kept = (torch.rand(len(active), generator=generator) < chains).nonzero().flatten()
             states = self.states(ids.tolist(), first)
             positions = torch.arange(count)
             pieces = {
@@ -256,6 +281,7 @@ class EagleTraining(Objective[EagleModule]):
                 "tokens": num_ids + 1 + positions,
                 "positions": positions,
                 "active": rows + active,
+                "chained": num_active + kept,
                 "rest": _run_lengths(answered)[2:][active],
                 "teacher": num_logits + active + 1 - first,
                 "last": states.last,
@@ -266,6 +292,8 @@ class EagleTraining(Objective[EagleModule]):
                 parts.setdefault(name, []).append(piece.to(self.device))
             lengths.append(count)
             active_rows.append(active)
+            chained_rows.append(active[kept])
+            num_active = num_active + len(active)
             rows = rows + count
             num_ids = num_ids + len(ids)
             num_logits = num_logits + len(states.last)
@@ -276,7 +304,9 @@ class EagleTraining(Objective[EagleModule]):
         dtype = product_dtype(self.device)
         products = tensors.pop("last").to(dtype) @ self._head.to(dtype).T
         logits = scale_logits(products, self.teacher.llm.config)
-        return _Batch(**tensors, logits=logits, attend=ChainAttention(lengths, active_rows))
+        return _Batch(
+            **tensors, logits=logits, attend=ChainAttention(lengths, active_rows, chained_rows)
+        )
 
     @torch.no_grad()
     def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:

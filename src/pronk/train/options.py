@@ -317,6 +317,10 @@ class EagleOptions(DrafterOptions):
     # Numbers (from 1) of the target's layers that an EAGLE-3 head reads; ``None``: 2, the middle
     # one, and the last but 3. An MTP head reads the last layer.
     sources: tuple[int, ...] | None = None
+    # fraction of the rows (0..1) that draft further tokens after their first one
+    chains: float = 1.0
+    # folder of the head, as given, whose weights the training begins with; ``None``: a linear fit
+    init: str | None = None
     # folder in which the target's outputs are stored, so that they are computed once
     states: Path | None = None
 
@@ -325,7 +329,7 @@ class EagleOptions(DrafterOptions):
         check_choice("kind", self.kind, ("eagle3", "mtp"))
         self._check(check_integer, ("depth",), 1, 16)
         self._check(check_integer, ("draft_vocab", *self._given("mlp")), 1)
-        self._check(check_number, ("decay",), 0, 1, exclusive_min=True)
+        self._check(check_number, ("decay", "chains"), 0, 1, exclusive_min=True)
         check_choice("weighting", self.weighting, ("decay", "dpace"))
 
 

@@ -88,6 +88,20 @@ def eagle3(
     decay: Annotated[
         float, loop_option("With decay: weight of a draft token relative to the one before it.")
     ] = EagleOptions.decay,
+    chains: Annotated[
+        float,
+        loop_option(
+            "Fraction of the positions that draft further tokens after their first one; fewer cost "
+            "less time per token of text.",
+        ),
+    ] = EagleOptions.chains,
+    init: Annotated[
+        Path | None,
+        option(
+            "Folder of a head of this target to train further, quantized or not.",
+            show_default="a linear fit",
+        ),
+    ] = None,
     draft_vocab: Annotated[
         int,
         model_option(
@@ -163,6 +177,8 @@ def eagle3(
         depth=depth,
         weighting=weighting,
         decay=decay,
+        chains=chains,
+        init=None if init is None else str(init),
         draft_vocab=draft_vocab,
         mlp=mlp,
         sources=None if layers is None else _layers(layers, teacher.llm.config.num_layers),

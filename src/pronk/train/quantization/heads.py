@@ -128,12 +128,27 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
         OptionError: ``out`` is in use, or the disk is full.
         CheckpointError: the head is unreadable or not quantized, or ``out`` cannot be written.
     """
-    checkpoint, document, config = _open(folder)
+    _, document, config = _open(folder)
     if config.layers.quantization is None:
         refuse(
             folder,
             "expected a quantized head, found plain weights, which need no export; copy the folder",
         )
+    tensors = plain_tensors(folder)
+    document.pop("quantization_config", None)
+    note = f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n"
+    _write(folder, out, tensors, document, note)
+    return sum(each.nbytes for each in tensors.values())
+
+
+def plain_tensors(folder: Path) -> dict[str, Array]:
+    """Return all tensors of a head by their names in its layout; quantized ones become bfloat16.
+
+    Raises OptionError if ``folder`` has no head; CheckpointError if it is unreadable.
+    """
+    checkpoint, _, config = _open(folder)
+    if config.layers.quantization is None:
+        return {name: checkpoint.tensor(name) for name in checkpoint}
     stored = {config.names.canonical(name): name for name in checkpoint}
     parts = [*plan_head(config, len(config.sources or default_sources(1)), stored)]
     inventory = Inventory(checkpoint, config.layers, parts, config.names)
@@ -150,10 +165,7 @@ def dequantize_head(folder: Path, out: Path, command: str = "") -> int:
     for name, each in tensors.items():
         stored_name = stored.get(name, stored.get(f"{name}_packed", name))
         own[stored_name.removesuffix("_packed")] = each
-    document.pop("quantization_config", None)
-    note = f"\n## Export\n\nWeights in bfloat16.\n\n```\n{command}\n```\n"
-    _write(folder, out, own, document, note)
-    return sum(each.nbytes for each in own.values())
+    return own
 
 
 def _open(folder: Path) -> tuple[Checkpoint, dict[str, Any], EagleConfig]:
