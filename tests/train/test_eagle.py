@@ -341,12 +341,12 @@ def test_a_little_training_lowers_the_loss(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("weighting", "chains"), [("decay", 1.0), ("dpace", 0.5)])
+@pytest.mark.parametrize(("weighting", "chains", "bits"), [("dpace", 0.5, 4), ("decay", 1.0, None)])
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
-    weighting: str, chains: float, begin: Callable[..., Trainer[EagleTraining]]
+    weighting: str, chains: float, bits: int | None, begin: Callable[..., Trainer[EagleTraining]]
 ) -> None:
     """Ctrl-C within a step drops that step's gradients."""
-    options = {"weighting": weighting, "chains": chains, "steps": 6}
+    options = {"weighting": weighting, "chains": chains, "steps": 6, "bits": bits}
     whole = train(begin("whole", **options))
     calls = 0
 
@@ -438,6 +438,25 @@ def test_training_goes_on_from_a_head(
     places = torch.searchsorted(old.draft_ids, smaller.draft_ids)
     difference = smaller.lm_head.weight - old.lm_head.weight[places]
     assert difference.abs().max() < (0.02 if bits else 0.005) * old.lm_head.weight.abs().max()
+
+
+def test_a_head_for_4_bits_is_evaluated_as_it_will_be_rounded(
+    begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
+) -> None:
+    head = train(begin("run", bits=4, steps=20)).objective
+    head.export(tmp_path / "head", "", {})
+    quantize_head(tmp_path / "head", tmp_path / "small", 4, None)
+    divergences = {
+        name: each.judge(each.evaluate(64))
+        for name, each in (
+            ("own", head),
+            ("rounded", begin("rounded", init=str(tmp_path / "small")).objective),
+            ("unrounded", begin("unrounded", init=str(tmp_path / "head")).objective),
+        )
+    }
+    assert divergences["own"] == pytest.approx(divergences["rounded"], rel=0.05)
+    with pytest.raises(OptionError, match="bits: expected 4 or 8, found 5"):
+        begin("other", bits=5)
 
 
 def test_a_token_that_is_new_moves_as_the_trained_ones_have(

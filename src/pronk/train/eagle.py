@@ -22,12 +22,16 @@ The features come from the target as it is served, quantized or not
 (:mod:`pronk.train.target_states`). The target's distributions are computed from the output of its
 last layer and its dequantized LM head. Only the engine computes the target's layers, so that they
 may be of any kind, such as recurrent ones.
+
+With the option ``bits``, forward and backward passes have rounded weights
+(:mod:`pronk.train.quantization.straight_through`). The exported weights are not rounded yet.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +59,7 @@ from pronk.train.losses import Comparison, autocast, distillation_loss, product_
 from pronk.train.modules.decoder import load_ends, scale_logits
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
+from pronk.train.quantization.straight_through import StraightThrough
 from pronk.train.target_states import StateSource
 from pronk.train.teacher import Teacher
 
@@ -162,6 +167,8 @@ class EagleTraining(Objective[EagleModule]):
         else:
             begin_linear(self.module, target, self.states, training, options.length, generator)
         self.module.to(self.device)
+        bits = options.bits
+        self._quantized = None if bits is None else StraightThrough(self.module, bits)
         self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.identity = {"target": teacher.fingerprints}
 
@@ -174,6 +181,15 @@ class EagleTraining(Objective[EagleModule]):
         batch = self._prepare(inputs, targets, self.options.chains)
         if batch is None:
             return PassResult(0.0, (0.0,) * self.options.depth)
+        with self._as_deployed():
+            return self._backward(batch, scale)
+
+    def _as_deployed(self) -> AbstractContextManager[None]:
+        """Return the context in which the weights are rounded if the option ``bits`` says so."""
+        return nullcontext() if self._quantized is None else self._quantized.rounded()
+
+    def _backward(self, batch: _Batch, scale: float) -> PassResult:
+        """Add ``scale`` times the gradient of the loss of a batch."""
         module = self.module
         weighting = self.options.weighting
         dpace = weighting == "dpace"
@@ -327,7 +343,8 @@ class EagleTraining(Objective[EagleModule]):
         for inputs, marks in limit_time(seconds / 2, batches):
             batch = self._prepare(inputs, marks)
             if batch is not None:
-                self._add_figures(batch, rows, chains)
+                with self._as_deployed():
+                    self._add_figures(batch, rows, chains)
         figures: dict[str, float] = {}
         for number, compared in enumerate(rows, 1):
             if compared.rows:

@@ -319,6 +319,8 @@ class EagleOptions(DrafterOptions):
     sources: tuple[int, ...] | None = None
     # fraction of the rows (0..1) that draft further tokens after their first one
     chains: float = 1.0
+    # The head is trained with its weights rounded to this many bits, 8 or 4; ``None``: unrounded.
+    bits: int | None = None
     # folder of the head, as given, whose weights the training begins with; ``None``: a linear fit
     init: str | None = None
     # folder in which the target's outputs are stored, so that they are computed once
@@ -330,6 +332,8 @@ class EagleOptions(DrafterOptions):
         self._check(check_integer, ("depth",), 1, 16)
         self._check(check_integer, ("draft_vocab", *self._given("mlp")), 1)
         self._check(check_number, ("decay", "chains"), 0, 1, exclusive_min=True)
+        if self.bits not in (None, 4, 8):
+            refuse("bits", f"expected 4 or 8, found {self.bits}", OptionError)
         check_choice("weighting", self.weighting, ("decay", "dpace"))
 
 

@@ -95,6 +95,13 @@ def eagle3(
             "less time per token of text.",
         ),
     ] = EagleOptions.chains,
+    bits: Annotated[
+        int | None,
+        model_option(
+            "Train for weights of 8 or 4 bits, as pronk quantize OUT/export rounds them.",
+            show_default="not rounded",
+        ),
+    ] = None,
     init: Annotated[
         Path | None,
         option(
@@ -178,6 +185,7 @@ def eagle3(
         weighting=weighting,
         decay=decay,
         chains=chains,
+        bits=bits,
         init=None if init is None else str(init),
         draft_vocab=draft_vocab,
         mlp=mlp,
