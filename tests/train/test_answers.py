@@ -73,7 +73,9 @@ def test_every_pool_has_its_share(sources: list[SourceSpec]) -> None:
     assert kinds["math"] == 2 * WEIGHTS["math"]
     assert kinds["chat"] == 2 * WEIGHTS["chat"]
     assert any("w5x" in text for text in asked)
-    phrases = json.loads((Path(questions_module.__file__).parent / "questions.json").read_text())
+    phrases = json.loads(
+        (Path(questions_module.__file__).parent / "questions.json").read_text("utf-8")
+    )
     facts = {each.format(name) for each in phrases["fact"] for name in phrases["subjects"]}
     assert sum(first in facts for first, *_ in turns) == 2 * WEIGHTS["fact"]
     assert any("Growing of Tall Plants" in text for text in asked)

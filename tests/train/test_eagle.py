@@ -3,6 +3,7 @@ input.
 """
 
 import itertools
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -15,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 import tiny_models
 from drafting.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
-from pronk.base.errors import OptionError
+from pronk.base.errors import CheckpointError, OptionError
 from pronk.drafting.acceptance_stats import KindKey
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.drafting.head_acceptance import read_head_acceptance
@@ -38,6 +40,7 @@ from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.quantization.heads import quantize_head
+from pronk.train.quantization.straight_through import StraightThrough
 from pronk.train.run import Run, train_head
 from pronk.train.target_states import StateSource, target_states
 from pronk.train.teacher import Teacher
@@ -406,7 +409,7 @@ def test_a_fraction_of_the_rows_drafts_further_tokens(
         steps = list(zip(head._steps(whole), head._steps(part), strict=True))
     for all_rows, some in steps:
         rows = torch.arange(len(part.active)) if some.number == 0 else part.chained
-        assert some.num_rows == len(rows)
+        assert some.num_rows == (0.5 if some.number else 1) * len(part.active)
         kept = torch.isin(all_rows.selected, rows)
         assert torch.equal(all_rows.selected[kept], some.selected)
         assert torch.equal(all_rows.teacher[kept], some.teacher)
@@ -454,24 +457,94 @@ def test_a_head_for_4_bits_is_evaluated_as_it_will_be_rounded(
             ("unrounded", begin("unrounded", init=str(tmp_path / "head")).objective),
         )
     }
-    assert divergences["own"] == pytest.approx(divergences["rounded"], rel=0.05)
-    with pytest.raises(OptionError, match="bits: expected 4 or 8, found 5"):
-        begin("other", bits=5)
+    change = abs(divergences["unrounded"] - divergences["rounded"])
+    assert abs(divergences["own"] - divergences["rounded"]) < 0.3 * change
 
 
-def test_a_token_that_is_new_moves_as_the_trained_ones_have(
+def test_a_pass_of_training_for_4_bits_has_rounded_weights(
+    begin: Callable[..., Trainer[EagleTraining]],
+) -> None:
+    head = begin("run", bits=4).objective
+    own = {name: each.clone() for name, each in head.module.state_dict().items()}
+    used = list[torch.Tensor]()
+    head.module.fc.register_forward_pre_hook(lambda module, _: used.append(module.weight.clone()))
+    head.backward(*head.text.batch(0, 1), 1.0)
+    (weight,) = used
+    assert not torch.equal(weight, own["fc.weight"])
+    with StraightThrough(head.module, 4).rounded():
+        assert torch.equal(weight, head.module.fc.weight)
+    assert all(torch.equal(own[name], each) for name, each in head.module.state_dict().items())
+    assert head.module.fc.weight.grad is not None
+
+
+def test_fewer_chains_leave_the_mean_gradient(
+    begin: Callable[..., Trainer[EagleTraining]],
+) -> None:
+    """Each chained row stands for others that are not."""
+    torch.set_num_threads(1)
+    gradients = dict[float, list[torch.Tensor]]()
+    for chains, count in ((1.0, 1), (0.5, 60)):
+        head = begin(f"run{chains}", chains=chains).objective
+        for _ in range(count):
+            head.module.zero_grad()
+            head.backward(*head.text.batch(0, 2), 1.0)
+            assert head.module.fc.weight.grad is not None
+            gradients.setdefault(chains, []).append(head.module.fc.weight.grad.flatten().clone())
+    (whole,) = gradients[1.0]
+    drawn = torch.stack(gradients[0.5])
+    assert (drawn - whole).norm(dim=1).min() > 0.02 * whole.norm()
+    assert (drawn.mean(0) - whole).norm() < 0.4 * (drawn - whole).norm(dim=1).mean()
+
+
+def test_at_least_one_row_drafts_further_tokens(
+    begin: Callable[..., Trainer[EagleTraining]],
+) -> None:
+    head = begin(chains=1e-9).objective
+    batch = head._prepare(*head.text.batch(0, 4), 1e-9)
+    assert batch is not None
+    assert batch.chained.tolist() == [0]
+    with torch.no_grad():
+        assert [step.number for step in head._steps(batch)] == [0, 1, 2]
+    head.backward(*head.text.batch(0, 4), 1.0)
+
+
+def test_new_tokens_move_as_the_mean_of_the_trained_ones(
     begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
 ) -> None:
     head = begin("first", draft_vocab=150).objective
     assert head.module.lm_head is not None
-    change = torch.linspace(-1, 1, head.module.lm_head.weight.shape[1])
+    changes = torch.randn(head.module.lm_head.weight.shape, generator=torch.Generator())
     with torch.no_grad():
-        head.module.lm_head.weight += change
+        head.module.lm_head.weight += changes
     head.export(tmp_path / "head", "", {})
     larger = begin("larger", init=str(tmp_path / "head"), draft_vocab=200).objective
     assert larger.module.lm_head is not None
     moved = larger.module.lm_head.weight.detach() - larger._head.float()
-    torch.testing.assert_close(moved, change.expand(200, -1), rtol=0.03, atol=0.03)
+    is_old = torch.isin(larger.module.draft_ids, head.module.draft_ids)
+    assert is_old.sum() == 150
+    torch.testing.assert_close(moved[is_old], changes, rtol=0.03, atol=0.03)
+    mean = changes.mean(0).expand(50, -1)
+    torch.testing.assert_close(moved[~is_old], mean, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_training_goes_on_from_an_mtp_head(
+    bits: int, begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
+) -> None:
+    head = train(begin("first", kind="mtp", steps=2)).objective.module
+    begin("first", kind="mtp", steps=2).objective.export(tmp_path / "head", "", {})
+    folder = tmp_path / "head"
+    if bits:
+        quantize_head(folder, tmp_path / "small", bits, None)
+        folder = tmp_path / "small"
+    init = str(folder)
+    module = begin("other", kind="mtp", init=init, draft_vocab=150).objective.module
+    for (name, one), other in zip(head.named_parameters(), module.parameters(), strict=True):
+        error = (one - other).norm() / one.norm()
+        assert error < (0.2 if bits else 0.005), name
+    shutil.rmtree(tmp_path / "head")  # a resumed run does not need it
+    trainer = begin("again", kind="mtp", init=init, steps=2) if bits else None
+    assert trainer is None or train(trainer).step == 2
 
 
 def test_a_head_of_other_sizes_is_refused(
@@ -480,14 +553,43 @@ def test_a_head_of_other_sizes_is_refused(
     head = begin("first").objective
     folder = tmp_path / "head"
     head.export(folder, "", {})
+    other = tmp_path / "published"
+    shutil.copytree(folder, other)
+    document = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    del document["pronk"]
+    (other / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    tensors = load_file(damaged / "model.safetensors")
+    save_file(tensors | {"d2t": tensors["d2t"] + VOCAB}, damaged / "model.safetensors")
     for changes, message in (
-        ({"mlp": 32}, r"expected layers\.0\.mlp\.\w+\.weight of shape .* give the --mlp of that"),
-        ({"sources": (1, 2)}, r"expected a head that reads the layers \[1, 2\], found one that"),
-        ({"kind": "mtp"}, r"expected the folder of an mtp head, found eagle3 at"),
-        ({"init": str(tmp_path / "none")}, r"expected the folder of an eagle3 head, found no head"),
+        ({"mlp": 32}, r"expected a head with mlp = 32, found 48: .*; give the --layers and the"),
+        ({"sources": (1, 2)}, r"expected a head with layers = \(1, 2\), found"),
+        ({"kind": "mtp"}, r"expected the folder of an mtp head, found eagle3: "),
+        ({"init": str(tmp_path / "none")}, r"expected the folder of an eagle3 head, found none: "),
+        ({"init": str(other)}, r"expected a head that pronk train has written, found one of an"),
+        ({"init": str(damaged)}, r"tensor d2t: expected offsets to ids below"),
     ):
-        with pytest.raises(OptionError, match=f"init: .*{message}"):
+        with pytest.raises((OptionError, CheckpointError), match=message):
             begin("other", **({"init": str(folder)} | changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--bits 5", "bits: expected 4 or 8, found 5"),
+        ("--bits 4 --mlp 100", "mlp: expected a multiple of 8 with --bits, found 100"),
+        ("--chains 0", "chains: expected a number above 0 and at most 1, found 0.0"),
+        ("--chains 0.5 --depth 1", "chains: expected 1 without later draft tokens, found 0.5 with"),
+        ("--init none", "init: expected the folder of an eagle3 head, found none: none"),
+    ],
+)
+def test_mistakes_are_reported_before_the_target_is_loaded(
+    options: str, message: str, answers: Path, tmp_path: Path
+) -> None:
+    command = f"eagle3 --model {tmp_path / 'none'} --data {answers} --out {tmp_path / 'run'}"
+    assert refusal(f"{command} {options}").startswith(message)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_trains_exports_and_goes_on(
@@ -498,7 +600,8 @@ def test_the_command_trains_exports_and_goes_on(
         "--micro 64 --length 64 "
         "--depth 2 --draft-vocab 150 --mlp 24 --layers 1,2 --threads 1 --num-tokens 2 --warmup 2"
     )
-    output = run_command(f"{command} --epochs 0.5")
+    own = f"{command} --epochs 0.5"
+    output = run_command(own)
     assert "first weights: the target reads some of the answers\n" in output
     assert "reads layers 1, 2 of the target, draft vocabulary of 150" in output
     assert "plan: " in output
@@ -513,6 +616,15 @@ def test_the_command_trains_exports_and_goes_on(
     )
     assert completion.token_ids == teacher.llm.generate("The cat", params).token_ids
     assert "steps" in refusal(f"{command} --epochs 1")
+    further = own.replace(str(tmp_path / "run"), str(tmp_path / "further"))
+    options = f"--init {tmp_path / 'run' / 'export'} --chains 0.5 --bits 8"
+    output = run_command(f"{further} {options}")
+    assert f"first weights: those of {tmp_path / 'run' / 'export'}\n" in output
+    card = (tmp_path / "further" / "export" / "README.md").read_text(encoding="utf-8")
+    assert (
+        "weights decay 0.8; 0.5 of the positions have the later steps; for weights of 8 bits; the "
+        "first weights are those of an earlier head\n" in card
+    )
 
 
 @pytest.mark.slow  # test_commands.py trains each kind

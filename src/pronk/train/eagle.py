@@ -49,11 +49,11 @@ from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dial
 from pronk.train.export import export_tensors
 from pronk.train.head_plan import (
     begin_linear,
-    begin_with_head,
     check_answers,
     draft_vocabulary,
     head_config,
 )
+from pronk.train.initial_head import InitialHead
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
 from pronk.train.modules.decoder import load_ends, scale_logits
@@ -108,6 +108,7 @@ class _Batch:
     inside: Tensor  # ``[targets]``, whether the target's likeliest token is in the draft vocabulary
     greedy: Tensor  # ``[active]``, whether the answer was generated greedily, not sampled
     attend: ChainAttention
+    chains: float  # expected fraction of the active rows that are chained
 
 
 class _Step(NamedTuple):
@@ -118,7 +119,7 @@ class _Step(NamedTuple):
     """
 
     number: int
-    num_rows: int  # number of rows of the step, selected or not
+    num_rows: float  # expected number of rows of the step, selected or not
     normed: Tensor  # ``[selected, size]``, input of the LM head
     selected: Tensor  # indices of the selected rows among the active rows
     # ``[selected]``, index in ``_Batch.logits`` of the distribution that a row learns
@@ -163,7 +164,8 @@ class EagleTraining(Objective[EagleModule]):
         if (folder / CHECKPOINT).exists():
             pass  # a resumed run gets its weights from the checkpoint
         elif options.init is not None:
-            begin_with_head(self.module, Path(options.init), self.sources)
+            head = InitialHead(Path(options.init), options.kind)
+            head.copy_to(self.module, teacher.fingerprint, config.num_layers)
         else:
             begin_linear(self.module, target, self.states, training, options.length, generator)
         self.module.to(self.device)
@@ -189,7 +191,7 @@ class EagleTraining(Objective[EagleModule]):
         return nullcontext() if self._quantized is None else self._quantized.rounded()
 
     def _backward(self, batch: _Batch, scale: float) -> PassResult:
-        """Add ``scale`` times the gradient of the loss of a batch."""
+        """Do the same as :meth:`backward` with the current weights."""
         module = self.module
         weighting = self.options.weighting
         dpace = weighting == "dpace"
@@ -216,7 +218,7 @@ class EagleTraining(Objective[EagleModule]):
     def _loss(
         self, batch: _Batch, step: _Step, into: Comparison, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the sum of the divergences of a step's rows, divided by the number of its rows.
+        """Return the sum of the divergences of a step's rows, divided by their expected number.
 
         ``into`` gets the comparison of each row with the target. ``weights`` are factors of the
         rows' divergences, by default 1.
@@ -245,9 +247,11 @@ class EagleTraining(Objective[EagleModule]):
         positions = batch.positions
         active = batch.active
         rows = torch.arange(len(active), device=self.device)  # active rows of the step
+        num_rows: float = len(active)
         for number in range(self.options.depth):
             if number == 1:  # later steps have only the rows that draft further tokens
                 rows = batch.chained
+                num_rows = batch.chains * len(active)
                 tokens = tokens[active[rows]]
                 positions = positions[active[rows]]
                 feature = feature[rows]
@@ -261,7 +265,7 @@ class EagleTraining(Objective[EagleModule]):
             places = within[batch.inside[batch.teacher[rows[within]] + number]]
             selected = rows[places]
             teacher = batch.teacher[selected] + number
-            yield _Step(number, len(rows), normed[places], selected, teacher)
+            yield _Step(number, num_rows, normed[places], selected, teacher)
 
     def _prepare(self, inputs: Tensor, marks: Tensor, chains: float = 1.0) -> _Batch | None:
         """Run the target over the dialogues of a batch, and return what the head learns from.
@@ -269,8 +273,6 @@ class EagleTraining(Objective[EagleModule]):
         ``inputs`` and ``marks`` are ``[count, length]``, and ``chains`` is the fraction of the rows
         that draft further tokens. The result is ``None`` if no row drafts within an answer.
         """
-        # The choice depends on the text alone, so a resumed run makes the same one.
-        generator = torch.Generator().manual_seed(int(inputs.sum()))
         parts: dict[str, list[Tensor]] = {}
         lengths = list[int]()
         active_rows = list[Tensor]()
@@ -288,7 +290,7 @@ class EagleTraining(Objective[EagleModule]):
                 continue
             first = int(active[0]) + 1
             count = len(ids) - 2
-            kept = (torch.rand(len(active), generator=generator) < chains).nonzero().flatten()
+            kept = _choose(len(active), chains)
             states = self.states(ids.tolist(), first)
             positions = torch.arange(count)
             pieces = {
@@ -315,13 +317,19 @@ class EagleTraining(Objective[EagleModule]):
             num_logits = num_logits + len(states.last)
         if not rows:
             return None
+        if not any(map(len, chained_rows)):  # later steps need at least one row
+            chained_rows[0] = active_rows[0][:1]
+            parts["chained"][0] = torch.zeros(1, dtype=torch.int64, device=self.device)
         tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
         tensors["hidden"] = self.module.inputs(tensors["hidden"].float())
         dtype = product_dtype(self.device)
         products = tensors.pop("last").to(dtype) @ self._head.to(dtype).T
         logits = scale_logits(products, self.teacher.llm.config)
         return _Batch(
-            **tensors, logits=logits, attend=ChainAttention(lengths, active_rows, chained_rows)
+            **tensors,
+            logits=logits,
+            attend=ChainAttention(lengths, active_rows, chained_rows),
+            chains=chains,
         )
 
     @torch.no_grad()
@@ -336,6 +344,11 @@ class EagleTraining(Objective[EagleModule]):
         """
         if not self.held_out:
             return {}
+        with self._as_deployed():
+            return self._measure(length, seconds)
+
+    def _measure(self, length: int, seconds: float) -> dict[str, float]:
+        """Return the figures of :meth:`evaluate`."""
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
@@ -343,8 +356,7 @@ class EagleTraining(Objective[EagleModule]):
         for inputs, marks in limit_time(seconds / 2, batches):
             batch = self._prepare(inputs, marks)
             if batch is not None:
-                with self._as_deployed():
-                    self._add_figures(batch, rows, chains)
+                self._add_figures(batch, rows, chains)
         figures: dict[str, float] = {}
         for number, compared in enumerate(rows, 1):
             if compared.rows:
@@ -423,6 +435,13 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
         rest = accepted * (1 + rest)
         weights.insert(0, rest)
     return weights
+
+
+def _choose(count: int, fraction: float) -> Tensor:
+    """Return the indices, below ``count``, of items of which each is chosen with a probability."""
+    if fraction == 1:
+        return torch.arange(count)
+    return (torch.rand(count) < fraction).nonzero().flatten()
 
 
 def _run_lengths(flags: Tensor) -> Tensor:

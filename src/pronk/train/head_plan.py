@@ -1,9 +1,10 @@
 """Sizes, draft vocabulary and first weights of an EAGLE-3 or MTP head, before the training.
 
-The first weights are a least-squares fit. Let ``x`` be the outputs of the target's layers at a
-position, scaled so that all channels have the same mean square; ``e`` the normed embedding of the
-next token; and ``z`` the target's last output at the position of the next token, after the final
-norm without its weight, and scaled likewise. The matrices ``A`` and ``B`` with the smallest mean of
+The first weights are a least-squares fit, unless another head gives them
+(:mod:`pronk.train.initial_head`). Let ``x`` be the outputs of the target's layers at a position,
+scaled so that all channels have the same mean square; ``e`` the normed embedding of the next token;
+and ``z`` the target's last output at the position of the next token, after the final norm without
+its weight, and scaled likewise. The matrices ``A`` and ``B`` with the smallest mean of
 ``|A x + B e - z|²`` are known in closed form. An EAGLE-3 head computes ``A x + B e`` if ``A`` is
 its ``fc``, each row attends to itself alone, and values and output projection have the product
 ``B``, up to the rank of the values. The ``fc`` of an MTP head has both matrices, ``B`` and ``A``.
@@ -22,18 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk import ConfigError, OptionError
-from pronk.base.convert import to_tensor
-from pronk.checkpoint import Fingerprint, ModelConfig, RopeConfig, read_json
+from pronk import OptionError
+from pronk.checkpoint import Fingerprint, ModelConfig, RopeConfig
 from pronk.drafting import EagleConfig, default_sources
 from pronk.train.corpus.answers import Dialogue
 from pronk.train.modules.decoder import DecoderModule
 from pronk.train.modules.eagle import EagleModule, LinearStart
 from pronk.train.options import EagleOptions
-from pronk.train.quantization.heads import find_head_kind, plain_tensors
 from pronk.train.target_states import StateSource
 
-_LM_HEAD = "lm_head.weight"
 _SAMPLES = 128  # number of dialogues to which the first weights are fitted
 # Added to the mean squares of channels before they are inverted; their mean is 1. The smallest
 # weight of the final norm by which a vector is divided.
@@ -132,56 +130,6 @@ def check_answers(path: Path, weights: str, target: Fingerprint) -> None:
             f"another ({weights}); let this one write them: pronk train texts"
         )
         raise OptionError(msg)
-
-
-@torch.no_grad()
-def begin_with_head(module: EagleModule, folder: Path, sources: Sequence[int]) -> None:
-    """Set the first weights of a head to those of the head in ``folder``, quantized or not.
-
-    ``sources`` are the layers (from 1) of the target that the new head reads. The draft
-    vocabularies may differ: a new token gets the target's row of the LM head, moved by the mean
-    difference of the trained rows from the target's. Without that, rows that were not trained
-    propose wrong tokens (``benchmarks/results/2026-11-eagle3-training.md``).
-
-    Raises OptionError if the head has another kind or other sizes, or reads other layers.
-    """
-    own = module.exported()
-    kind = find_head_kind(folder)
-    if kind != module.eagle.kind:
-        expected = f"expected the folder of an {module.eagle.kind} head"
-        msg = f"init: {expected}, found {kind or 'no head'} at {folder}"
-        raise OptionError(msg)
-    found = plain_tensors(folder)
-    config = EagleConfig.parse(kind, read_json(folder / "config.json", ConfigError), tuple(found))
-    if kind == "eagle3" and config.sources != tuple(sources):
-        msg = (
-            f"init: expected a head that reads the layers {list(sources)}, found one that reads "
-            f"{list(config.sources or ())}; give --layers"
-        )
-        raise OptionError(msg)
-    weights = {name: to_tensor(array) for name, array in found.items()}
-    rows = own.pop(_LM_HEAD, None)
-    if rows is not None:
-        trained = weights.pop(_LM_HEAD).float()
-        old_ids = weights["d2t"] + torch.arange(len(trained))
-        index = {token: row for row, token in enumerate(old_ids.tolist())}
-        places = torch.tensor([index.get(token, -1) for token in module.draft_ids.tolist()])
-        is_old = places >= 0
-        known = trained[places[is_old]]
-        rows += (known - rows[is_old]).mean(0)
-        rows[is_old] = known
-    for name, tensor in own.items():
-        if name in ("d2t", "t2d"):
-            continue
-        weight = weights.get(name)
-        if weight is None or weight.shape != tensor.shape:
-            shape = "no such tensor" if weight is None else list(weight.shape)
-            msg = (
-                f"init: {folder}: expected {name} of shape {list(tensor.shape)}, found {shape}; "
-                "give the --mlp of that head"
-            )
-            raise OptionError(msg)
-        tensor.copy_(weight)
 
 
 @torch.no_grad()

@@ -178,6 +178,7 @@ class Trainer(Generic[Trained]):
             )
             raise OptionError(msg)
         set_all_threads(options.threads)
+        torch.manual_seed(options.seed)
         self.optimizers = Optimizers(
             objective.module, options.optimizer, options.weight_decay, options.adamw_share
         )
@@ -237,7 +238,7 @@ class Trainer(Generic[Trained]):
         return self.step * self.options.batch
 
     def _restore(self, state: dict[str, Any]) -> None:
-        check_run(self.folder, state["options"], self._defining)
+        check_run(self.folder, self.options.defaults() | state["options"], self._defining)
         self.objective.module.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
@@ -374,13 +375,16 @@ class Trainer(Generic[Trained]):
         own_rows: list[tuple[float, ...]] = []
         own = list(self.processes.own_passes(passes))
         first_pass = self.phase_steps[phase_number] * passes
-        # A step that is dropped must leave buffers, such as running means, as they were.
+        # A step that is dropped must leave buffers, such as running means, as they were, and the
+        # random numbers.
+        rng = torch.get_rng_state()
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.module.buffers()]
         for i in own:
             if own_rows and self.processes.is_any_true(stop()):
                 self.optimizers.clear()
                 for buffer, before in buffers:
                     buffer.copy_(before)
+                torch.set_rng_state(rng)
                 return None
             inputs, targets = phase.batch((first_pass + i) * count, count)
             passed = self.objective.backward(inputs, targets, 1 / passes)

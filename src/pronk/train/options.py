@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -212,6 +212,11 @@ class LoopOptions:
         """Return the options that must be unchanged when a run is resumed, by name."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the default values of the options, which a run had before there was an option."""
+        return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
+
     def _max_length(self) -> int | None:
         """Return the maximum sequence length in tokens; ``None`` if any length is allowed."""
         return None
@@ -317,11 +322,11 @@ class EagleOptions(DrafterOptions):
     # Numbers (from 1) of the target's layers that an EAGLE-3 head reads; ``None``: 2, the middle
     # one, and the last but 3. An MTP head reads the last layer.
     sources: tuple[int, ...] | None = None
-    # fraction of the rows (0..1) that draft further tokens after their first one
+    # fraction of the rows that draft further tokens after their first one, above 0 and at most 1
     chains: float = 1.0
     # The head is trained with its weights rounded to this many bits, 8 or 4; ``None``: unrounded.
     bits: int | None = None
-    # folder of the head, as given, whose weights the training begins with; ``None``: a linear fit
+    # folder of the head whose weights the training begins with; ``None``: a linear fit
     init: str | None = None
     # folder in which the target's outputs are stored, so that they are computed once
     states: Path | None = None
@@ -334,6 +339,11 @@ class EagleOptions(DrafterOptions):
         self._check(check_number, ("decay", "chains"), 0, 1, exclusive_min=True)
         if self.bits not in (None, 4, 8):
             refuse("bits", f"expected 4 or 8, found {self.bits}", OptionError)
+        if self.bits is not None and (self.mlp or 0) % 8:
+            refuse("mlp", f"expected a multiple of 8 with --bits, found {self.mlp}", OptionError)
+        if self.depth == 1 and self.chains < 1:
+            found = f"found {self.chains:g} with a depth of 1"
+            refuse("chains", f"expected 1 without later draft tokens, {found}", OptionError)
         check_choice("weighting", self.weighting, ("decay", "dpace"))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from pronk.train.card import head_card, model_card, student_card
@@ -78,20 +79,29 @@ class Run:
         with join_processes(options.device) as processes:
             self.console.quiet = self.console.quiet or not processes.is_main
             defining = options.defining() | identity
-            processes.from_main(lambda: self._resume(defining, own, writes_text=writes_text))
+            defaults = options.defaults()
+            processes.from_main(
+                lambda: self._resume(defaults, defining, own, writes_text=writes_text)
+            )
             yield processes
 
     def _resume(
-        self, defining: dict[str, Any], own: OnPolicyOptions | None, *, writes_text: bool
+        self,
+        defaults: dict[str, Any],
+        defining: dict[str, Any],
+        own: OnPolicyOptions | None,
+        *,
+        writes_text: bool,
     ) -> None:
         """Check that a resumed run has its old options, set its clock, and show the time plan.
 
-        ``defining`` are the options that must be unchanged.
+        ``defining`` are the options that must be unchanged, and ``defaults`` the values of those
+        that a checkpoint of an older version lacks.
         """
         checkpoint = self.folder / CHECKPOINT
         if checkpoint.exists():
             state = load_checkpoint(checkpoint, mapped=True)
-            check_run(self.folder, state["options"], defining)
+            check_run(self.folder, defaults | state["options"], defining)
             self.clock.earlier = state["seconds"] + state.get("before", 0.0)
         else:
             self.clock.restore(self.folder / "data")
@@ -306,7 +316,10 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     check_answers(answers, header.weights, teacher.fingerprint)
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         if not (run.folder / CHECKPOINT).exists():  # it takes a minute for a large target
-            run.say("first weights: the target reads some of the answers")
+            first = "the target reads some of the answers"
+            run.say(
+                f"first weights: {first if options.init is None else f'those of {options.init}'}"
+            )
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
             run.say(*_plan(trainer))
@@ -324,7 +337,8 @@ def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
     start = time.monotonic()
     acceptance = head.module.acceptance.clone()
     inputs, marks = head.text.batch(0, max(1, o.micro // o.length))
-    head.backward(inputs, marks, 1.0)
+    with torch.random.fork_rng(devices=[]):
+        head.backward(inputs, marks, 1.0)
     seconds = (time.monotonic() - start) * (o.batch // o.micro) / trainer.processes.count
     trainer.optimizers.clear()
     head.module.acceptance.copy_(acceptance)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -91,21 +91,22 @@ def eagle3(
     chains: Annotated[
         float,
         loop_option(
-            "Fraction of the positions that draft further tokens after their first one; fewer cost "
-            "less time per token of text.",
+            "Fraction of the positions that draft further tokens after their first one; a smaller "
+            "one takes less time."
         ),
     ] = EagleOptions.chains,
     bits: Annotated[
         int | None,
         model_option(
-            "Train for weights of 8 or 4 bits, as pronk quantize OUT/export rounds them.",
+            "Compute with weights rounded to 8 or 4 bits; OUT/export has bfloat16, for pronk "
+            "quantize.",
             show_default="not rounded",
         ),
     ] = None,
     init: Annotated[
         Path | None,
         option(
-            "Folder of a head of this target to train further, quantized or not.",
+            "Folder of a head, plain or quantized, to train further.",
             show_default="a linear fit",
         ),
     ] = None,
@@ -162,10 +163,29 @@ def eagle3(
     # before torch is imported below, because --minutes includes that time
     clock = Clock(settings["minutes"])
 
+    from pronk.train.checkpoint import CHECKPOINT
     from pronk.train.dialogues import steps_of
+    from pronk.train.initial_head import InitialHead
     from pronk.train.run import Run, train_head
     from pronk.train.teacher import Teacher
 
+    own: dict[str, Any] = {
+        "kind": kind,
+        "depth": depth,
+        "weighting": weighting,
+        "decay": decay,
+        "chains": chains,
+        "bits": bits,
+        "init": None if init is None else str(init.resolve()),
+        "draft_vocab": draft_vocab,
+        "mlp": mlp,
+        "num_tokens": num_tokens,
+        "states": states,
+    }
+    # Mistakes in these are reported before the target is loaded.
+    EagleOptions(**own)
+    if init is not None and not (out / CHECKPOINT).exists():
+        InitialHead(init, kind)
     teacher = Teacher(model, settings["device"], settings["threads"])
     length = settings["length"] or min(_MICRO, teacher.llm.config.context)
     micro = settings["micro"] or max(1, _MICRO // length) * length
@@ -180,19 +200,9 @@ def eagle3(
     settings["steps"] = steps_of(out, data, epochs, batch, length, settings["seed"])
     options = EagleOptions(
         **settings,
-        kind=kind,
-        depth=depth,
-        weighting=weighting,
-        decay=decay,
-        chains=chains,
-        bits=bits,
-        init=None if init is None else str(init),
-        draft_vocab=draft_vocab,
-        mlp=mlp,
+        **own,
         sources=None if layers is None else _layers(layers, teacher.llm.config.num_layers),
         context=teacher.llm.config.context,
-        num_tokens=num_tokens,
-        states=states,
     )
     title = name or f"{teacher.name.rpartition('/')[2]}-{kind}"
     if not train_head(Run(out, title, command_line(context), Console(), clock), options, teacher):

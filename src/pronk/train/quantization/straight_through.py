@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from pronk import PronkError
 from pronk.backends import load_kernels
 from pronk.base.arrays import BFLOAT16
 from pronk.base.convert import to_array, to_tensor
@@ -39,7 +40,11 @@ class StraightThrough:
 
     def _round(self, weight: Tensor) -> Tensor:
         """Return the rounded values of a matrix, in its dtype and on its device."""
-        values = self._rule.nearest(to_array(weight.cpu())).dequantize()
+        if not weight.isfinite().all():
+            msg = "expected finite weights, found others after a step of training; lower --lr"
+            raise PronkError(msg)
+        exported = to_array(weight.bfloat16().float())  # ``pronk quantize`` rounds what is exported
+        values = self._rule.nearest(exported).dequantize()
         return to_tensor(values).to(weight)
 
     @torch.no_grad()

@@ -1,0 +1,126 @@
+"""The weights of a trained head, with which the training of another head of its target begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pronk import CheckpointError, ConfigError, OptionError
+from pronk.base.convert import to_tensor
+from pronk.checkpoint import Fingerprint, read_json
+from pronk.drafting import EagleConfig
+from pronk.train.modules.eagle import EagleModule
+from pronk.train.quantization.heads import find_head_kind, plain_tensors
+
+_LM_HEAD = "lm_head.weight"
+_VOCABULARY = ("d2t", "t2d")  # names of the tensors that describe the draft vocabulary
+
+
+class InitialHead:
+    """A head that ``pronk train eagle3`` has written, quantized or not.
+
+    Raises:
+        OptionError: the folder has no head of this kind, or another program has written it.
+        CheckpointError: the head is unreadable.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        """Read the head in ``folder``; ``kind`` is ``eagle3`` or ``mtp``."""
+        self._folder = folder
+        found = find_head_kind(folder)
+        if found != kind:
+            msg = f"init: expected the folder of an {kind} head, found {found or 'none'}: {folder}"
+            raise OptionError(msg)
+        arrays = plain_tensors(folder)
+        self._weights = {name: to_tensor(array) for name, array in arrays.items()}
+        document = read_json(folder / "config.json", ConfigError)
+        self._config = EagleConfig.parse(kind, document, tuple(arrays))
+        if self._config.fingerprint is None:
+            msg = (
+                f"init: expected a head that pronk train has written, found one of another program:"
+                f" {folder}; train without --init"
+            )
+            raise OptionError(msg)
+
+    @torch.no_grad()
+    def copy_to(self, module: EagleModule, target: Fingerprint, num_layers: int) -> None:
+        """Copy the weights to a module whose LM head has the rows of the target's.
+
+        The draft vocabularies may differ. A token that is new gets the target's row of the LM head,
+        moved by the mean difference of the trained rows from the target's.
+
+        Args:
+            module: the head to train.
+            target: fingerprint of the target; the head may be one for another quantization of it.
+            num_layers: number of the target's layers.
+
+        Raises:
+            OptionError: the head is one for another target, or has other sizes.
+            CheckpointError: its draft vocabulary is damaged.
+        """
+        own = module.exported()
+        self._check(module.eagle, target, num_layers)
+        if _LM_HEAD in own:
+            self._copy_rows(own[_LM_HEAD], module.draft_ids)
+        for name in own.keys() - {_LM_HEAD, *_VOCABULARY}:
+            own[name].copy_(self._weights[name])
+
+    def _check(self, config: EagleConfig, target: Fingerprint, num_layers: int) -> None:
+        """Raise OptionError unless the head is one of this configuration, for this target."""
+        fingerprint = self._config.fingerprint
+        if fingerprint is None or fingerprint.architecture != target.architecture:
+            msg = (
+                f"init: expected a head for this target, found one for {self._config.verifier}: "
+                f"{self._folder}; train without --init"
+            )
+            raise OptionError(msg)
+        wanted = _settings(config, num_layers)
+        found = _settings(self._config, num_layers)
+        changed = [
+            f"{name} = {value}, found {found[name]}"
+            for name, value in wanted.items()
+            if value != found[name]
+        ]
+        if changed:
+            msg = (
+                f"init: expected a head with {'; '.join(changed)}: {self._folder}; give the "
+                "--layers and the --mlp of that head, or train without --init"
+            )
+            raise OptionError(msg)
+
+    def _copy_rows(self, rows: Tensor, draft_ids: Tensor) -> None:
+        """Set the rows of an LM head, given those of the target's for ``draft_ids``."""
+        trained = self._weights[_LM_HEAD].float()
+        trained_ids = self._weights["d2t"] + torch.arange(len(trained))
+        vocab_size = self._config.layers.vocab_size
+        if trained_ids.min() < 0 or trained_ids.max() >= vocab_size:
+            msg = f"{self._folder}: tensor d2t: expected offsets to ids below {vocab_size}"
+            raise CheckpointError(msg)
+        places = torch.full((vocab_size,), -1)
+        places[trained_ids] = torch.arange(len(trained))
+        places = places[draft_ids]
+        is_known = places >= 0
+        known = trained[places[is_known]]
+        if len(known):
+            rows += (known - rows[is_known]).mean(0)
+        rows[is_known] = known
+
+
+def _settings(config: EagleConfig, num_layers: int) -> Mapping[str, object]:
+    """Return what two heads must have in common, by name."""
+    layers = config.layers
+    return {
+        "layers": config.sources_of(num_layers),
+        "mlp": layers.intermediate_size,
+        "hidden_size": layers.hidden_size,
+        "heads, KV heads, head_dim": (layers.num_heads, layers.num_kv_heads, layers.head_dim),
+        "rope": layers.rope,
+        "norm_eps": layers.norm_eps,
+        "fc_norm": config.fc_norm,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+    }
