@@ -30,7 +30,8 @@ from pronk.train.corpus.sources import SourceSpec, read_source
 
 # Number of dialogues of each pool in 100. The share of a pool without documents goes to the others.
 WEIGHTS = {"math": 15, "chat": 18, "shop": 4, "topic": 22, "text": 22, "code": 7, "fact": 12}
-_OWN_POOLS = {"code": "tasks", "fact": "subjects"}  # pools that need no documents
+# Pools that need no documents: for each, the key of its topics in questions.json.
+_OWN_POOLS = {"code": "tasks", "fact": "subjects"}
 _SECOND_TURN = 0.35  # fraction of dialogues in which the user asks a second question
 # Range of an excerpt's length in words; the logarithm of the length is uniformly distributed.
 MIN_WORDS = 30
