@@ -168,6 +168,24 @@ def test_files_of_one_model_are_merged_by_number(tmp_path: Path) -> None:
         merge_answers([one, tmp_path / "other"], out)
 
 
+def test_files_of_other_sources_are_merged_if_their_numbers_differ(tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    out = tmp_path / "out"
+    AnswersWriter(one, HEADER).append(DIALOGUES)
+    other = replace(HEADER, sources=("b.jsonl", "a.jsonl"), seed=8, max_tokens=30)
+    more = replace(DIALOGUES[0], number=9)
+    AnswersWriter(two, other).append([more])
+    merge_answers([one, two], out)
+    assert read_answers(out) == (
+        replace(HEADER, sources=("a.jsonl", "b.jsonl")),
+        [*DIALOGUES, more],
+    )
+    AnswersWriter(two, other).append([replace(DIALOGUES[1], temperature=1.0)])
+    with pytest.raises(OptionError, match=r"two: expected numbers .* found 3 twice; .* --first"):
+        merge_answers([one, two], out)
+
+
 def ask(number: int) -> list[str]:
     return [] if number % 5 == 4 else ["What does it see?", "And the cat?"][: 1 + number % 2]
 

@@ -24,7 +24,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +118,33 @@ def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
 def merge_answers(files: Sequence[Path], out: Path) -> None:
     """Write the dialogues of several files of answers to ``out``, sorted by number, each once.
 
-    Raises OptionError if a file cannot be read, or was written with other settings than the first
-    one; CheckpointError if writing fails.
+    The files may have other sources, seeds and maximum lengths; the header of ``out`` has all
+    sources, and otherwise that of the first file.
+
+    Raises:
+        OptionError: a file cannot be read, is of another model or of other prompts than the first
+            one, or has another dialogue of the same number than an earlier file.
+        CheckpointError: writing fails.
     """
-    (header, dialogues), *others = [read_answers(path) for path in files]
-    for path, (found, more) in zip(files[1:], others, strict=True):
-        _check_same(path, header, found)
-        dialogues += more
+    contents = [read_answers(path) for path in files]
+    header, _ = contents[0]
+    sources: dict[str, None] = {}
+    by_number: dict[int, Dialogue] = {}
+    for path, (found, dialogues) in zip(files, contents, strict=True):
+        sources.update(dict.fromkeys(found.sources))
+        free = {name: getattr(header, name) for name in ("sources", "seed", "max_tokens")}
+        _check_same(path, header, replace(found, **free))
+        for dialogue in dialogues:
+            if by_number.setdefault(dialogue.number, dialogue) != dialogue:
+                msg = (
+                    f"{path}: expected numbers of dialogues that no other file has, found "
+                    f"{dialogue.number} twice; write the file with another --first"
+                )
+                raise OptionError(msg)
     partial = out.with_name(f"{out.name}.partial")
     partial.unlink(missing_ok=True)
-    by_number = {dialogue.number: dialogue for dialogue in dialogues}
     in_order = [by_number[number] for number in sorted(by_number)]
-    AnswersWriter(partial, header).append(in_order)
+    AnswersWriter(partial, replace(header, sources=tuple(sources))).append(in_order)
     partial.replace(out)
 
 
