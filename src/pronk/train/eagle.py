@@ -47,12 +47,7 @@ from pronk.train.clock import limit_time
 from pronk.train.corpus.answers import read_answers
 from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues
 from pronk.train.export import export_tensors
-from pronk.train.head_plan import (
-    begin_linear,
-    check_answers,
-    draft_vocabulary,
-    head_config,
-)
+from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
 from pronk.train.initial_head import InitialHead
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
@@ -438,7 +433,7 @@ def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) 
 
 
 def _choose(count: int, fraction: float) -> Tensor:
-    """Return the indices, below ``count``, of items of which each is chosen with a probability."""
+    """Return some of the indices below ``count``, each with the probability ``fraction``."""
     if fraction == 1:
         return torch.arange(count)
     return (torch.rand(count) < fraction).nonzero().flatten()
