@@ -22,6 +22,7 @@ import tiny_models
 from drafting.from_target.trained_eagle import HIDDEN, Form, Reference, random_head
 from gguf_files import convert
 from pronk.base.errors import CheckpointError, OptionError
+from pronk.drafting import packaged_heads
 from pronk.drafting.acceptance_stats import KindKey
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.drafting.head_acceptance import read_head_acceptance
@@ -35,6 +36,7 @@ from pronk.train.corpus.answers import AnswersWriter, Dialogue, read_answers
 from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues, steps_of
 from pronk.train.eagle import EagleTraining, position_weights
 from pronk.train.head_plan import draft_vocabulary, head_config
+from pronk.train.initial_head import InitialHead, find_initial_head
 from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
@@ -547,6 +549,18 @@ def test_training_goes_on_from_an_mtp_head(
     assert trainer is None or train(trainer).step == 2
 
 
+def test_heads_that_come_with_pronk_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for head in packaged_heads():
+        assert find_initial_head(head.folder.name) == head.folder
+        InitialHead(head.folder, "eagle3")
+    assert find_initial_head("other") == tmp_path / "other"
+    (tmp_path / head.folder.name).mkdir()  # a folder is meant if there is one
+    assert find_initial_head(head.folder.name) == tmp_path / head.folder.name
+
+
 def test_a_head_of_other_sizes_is_refused(
     begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
 ) -> None:
@@ -581,7 +595,7 @@ def test_a_head_of_other_sizes_is_refused(
         ("--bits 4 --mlp 100", "mlp: expected a multiple of 8 with --bits, found 100"),
         ("--chains 0", "chains: expected a number above 0 and at most 1, found 0.0"),
         ("--chains 0.5 --depth 1", "chains: expected 1 without later draft tokens, found 0.5 with"),
-        ("--init none", "init: expected the folder of an eagle3 head, found none: none"),
+        ("--init none", "init: expected the folder of an eagle3 head, found none: /"),
     ],
 )
 def test_mistakes_are_reported_before_the_target_is_loaded(

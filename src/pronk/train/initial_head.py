@@ -11,12 +11,22 @@ from torch import Tensor
 from pronk import CheckpointError, ConfigError, OptionError
 from pronk.base.convert import to_tensor
 from pronk.checkpoint import Fingerprint, read_json
-from pronk.drafting import EagleConfig
+from pronk.drafting import EagleConfig, packaged_heads
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.quantization.heads import find_head_kind, plain_tensors
 
 _LM_HEAD = "lm_head.weight"
 _VOCABULARY = ("d2t", "t2d")  # names of the tensors that describe the draft vocabulary
+
+
+def find_initial_head(name: str) -> Path:
+    """Return the folder of a head: ``name``, or that of a head of this name that comes with pronk.
+
+    The folder may not exist.
+    """
+    packaged = {head.folder.name: head.folder for head in packaged_heads()}
+    path = Path(name)
+    return packaged[name] if name in packaged and not path.exists() else path.resolve()
 
 
 class InitialHead:

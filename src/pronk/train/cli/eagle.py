@@ -104,9 +104,10 @@ def eagle3(
         ),
     ] = None,
     init: Annotated[
-        Path | None,
+        str | None,
         option(
-            "Folder of a head, plain or quantized, to train further.",
+            "Head to train further: a folder, or the name of a head that comes with pronk (pronk "
+            "list --drafters).",
             show_default="a linear fit",
         ),
     ] = None,
@@ -165,7 +166,7 @@ def eagle3(
 
     from pronk.train.checkpoint import CHECKPOINT
     from pronk.train.dialogues import steps_of
-    from pronk.train.initial_head import InitialHead
+    from pronk.train.initial_head import InitialHead, find_initial_head
     from pronk.train.run import Run, train_head
     from pronk.train.teacher import Teacher
 
@@ -176,7 +177,7 @@ def eagle3(
         "decay": decay,
         "chains": chains,
         "bits": bits,
-        "init": None if init is None else str(init.resolve()),
+        "init": None if init is None else str(find_initial_head(init)),
         "draft_vocab": draft_vocab,
         "mlp": mlp,
         "num_tokens": num_tokens,
@@ -185,7 +186,7 @@ def eagle3(
     # Mistakes in these are reported before the target is loaded.
     EagleOptions(**own)
     if init is not None and not (out / CHECKPOINT).exists():
-        InitialHead(init, kind)
+        InitialHead(find_initial_head(init), kind)
     teacher = Teacher(model, settings["device"], settings["threads"])
     length = settings["length"] or min(_MICRO, teacher.llm.config.context)
     micro = settings["micro"] or max(1, _MICRO // length) * length
