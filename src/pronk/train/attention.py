@@ -232,8 +232,8 @@ class ChainAttention:
     Args:
         lengths: number of rows of each text in step 0.
         active: for each text, the indices of the rows that draft; only these rows have queries.
-        chained: for each text, the indices of the rows of ``active`` that draft further tokens;
-            only these rows are in later steps. By default all of ``active``.
+        chained: for each text, a part of ``active``: the indices of the rows that draft further
+            tokens, which later steps have; by default all of ``active``.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ target's distribution after a token from two inputs::
 Step ``s`` computes what the head computes in decoding for its draft token number ``s + 1``
 (:mod:`pronk.train.attention`). Only rows whose draft tokens are within an answer are trained; the
 other rows serve as keys and values only. All trained rows have step 0, and a random fraction of
-them, ``chains``, has the later steps: steps cost about the same, and the first draft token matters
-most, as no later one is accepted without it.
+them, ``chains``, has the later steps. For all rows, each later step would cost about as much as the
+first one; the first draft token matters most, because a later one counts only if it is accepted.
 
 The loss of a step is the divergence from the target's distribution, restricted to the draft
 vocabulary. Rows for which the target's likeliest token is not in the draft vocabulary are left out.
@@ -186,7 +186,7 @@ class EagleTraining(Objective[EagleModule]):
         return nullcontext() if self._quantized is None else self._quantized.rounded()
 
     def _backward(self, batch: _Batch, scale: float) -> PassResult:
-        """Do the same as :meth:`backward` with the current weights."""
+        """Add the gradient of the loss of a batch with the weights as they are."""
         module = self.module
         weighting = self.options.weighting
         dpace = weighting == "dpace"
@@ -312,9 +312,10 @@ class EagleTraining(Objective[EagleModule]):
             num_logits = num_logits + len(states.last)
         if not rows:
             return None
-        if not any(map(len, chained_rows)):  # later steps need at least one row
+        if not any(map(len, chained_rows)):  # later steps need a row, and this one has no weight
             chained_rows[0] = active_rows[0][:1]
             parts["chained"][0] = torch.zeros(1, dtype=torch.int64, device=self.device)
+            chains = math.inf
         tensors = {name: torch.cat(pieces) for name, pieces in parts.items()}
         tensors["hidden"] = self.module.inputs(tensors["hidden"].float())
         dtype = product_dtype(self.device)
@@ -335,20 +336,27 @@ class EagleTraining(Objective[EagleModule]):
         draft position there are two figures, ``KL`` and ``same`` (see :class:`Comparison`). ``S``
         is the number of tokens per forward pass if a chain of ``depth`` draft tokens begins at
         every position of the greedy answers, and ``sampled S`` the same for the sampled answers.
-        The figures of the engine are described in ``served.py``.
+        The figures of the engine are described in ``served.py``. With the option ``bits``, those on
+        held-out dialogues are of the rounded weights, those of the engine of the exported ones.
         """
         if not self.held_out:
             return {}
         with self._as_deployed():
-            return self._measure(length, seconds)
+            figures = self._compare(length, seconds / 2)
+        if not self.options.num_tokens:
+            return figures
+        answered = [dialogue for dialogue in self.held_out if dialogue.answers]
+        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in answered]
+        spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
+        return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
 
-    def _measure(self, length: int, seconds: float) -> dict[str, float]:
-        """Return the figures of :meth:`evaluate`."""
+    def _compare(self, length: int, seconds: float) -> dict[str, float]:
+        """Return the figures on held-out dialogues."""
         held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
         batches = held_out.batches(max(1, self.options.micro // held_out.length))
-        for inputs, marks in limit_time(seconds / 2, batches):
+        for inputs, marks in limit_time(seconds, batches):
             batch = self._prepare(inputs, marks)
             if batch is not None:
                 self._add_figures(batch, rows, chains)
@@ -360,12 +368,7 @@ class EagleTraining(Objective[EagleModule]):
         for name, (total, count) in chains.items():
             if count:
                 figures[f"held-out {name}"] = 1 + total / count
-        if not self.options.num_tokens:
-            return figures
-        answered = [dialogue for dialogue in self.held_out if dialogue.answers]
-        questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in answered]
-        spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
-        return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
+        return figures
 
     def _add_figures(
         self, batch: _Batch, rows: Sequence[_Rows], chains: dict[str, list[Any]]

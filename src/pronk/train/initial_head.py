@@ -1,4 +1,4 @@
-"""The weights of a trained head, with which the training of another head of its target begins."""
+"""First weights of a new head: those of a trained head for the same target."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pronk import CheckpointError, ConfigError, OptionError
+from pronk.base import locate_error
 from pronk.base.convert import to_tensor
 from pronk.checkpoint import Fingerprint, read_json
 from pronk.drafting import EagleConfig, packaged_heads
@@ -47,7 +48,8 @@ class InitialHead:
         arrays = plain_tensors(folder)
         self._weights = {name: to_tensor(array) for name, array in arrays.items()}
         document = read_json(folder / "config.json", ConfigError)
-        self._config = EagleConfig.parse(kind, document, tuple(arrays))
+        with locate_error(folder, ConfigError, ConfigError):
+            self._config = EagleConfig.parse(kind, document, tuple(arrays))
         if self._config.fingerprint is None:
             msg = (
                 f"init: expected a head that pronk train has written, found one of another program:"
@@ -69,14 +71,23 @@ class InitialHead:
 
         Raises:
             OptionError: the head is one for another target, or has other sizes.
-            CheckpointError: its draft vocabulary is damaged.
+            CheckpointError: its tensors are damaged.
         """
-        own = module.exported()
         self._check(module.eagle, target, num_layers)
+        own = module.exported()
+        for name in own.keys() - {_LM_HEAD, *_VOCABULARY}:
+            own[name].copy_(self._tensor(name, own[name].shape))
         if _LM_HEAD in own:
             self._copy_rows(own[_LM_HEAD], module.draft_ids)
-        for name in own.keys() - {_LM_HEAD, *_VOCABULARY}:
-            own[name].copy_(self._weights[name])
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of the head; raise CheckpointError unless it has this shape."""
+        tensor = self._weights.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "none" if tensor is None else list(tensor.shape)
+            msg = f"{self._folder}: tensor {name}: expected shape {list(shape)}, found {found}"
+            raise CheckpointError(msg)
+        return tensor
 
     def _check(self, config: EagleConfig, target: Fingerprint, num_layers: int) -> None:
         """Raise OptionError unless the head is one of this configuration, for this target."""
@@ -95,19 +106,21 @@ class InitialHead:
             if value != found[name]
         ]
         if changed:
-            msg = (
-                f"init: expected a head with {'; '.join(changed)}: {self._folder}; give the "
-                "--layers and the --mlp of that head, or train without --init"
-            )
+            given = all(wanted[name] == found[name] for name in wanted.keys() - {"layers", "mlp"})
+            remedy = "give the --layers and the --mlp of that head" if given else "leave --init out"
+            msg = f"init: expected a head with {'; '.join(changed)}: {self._folder}; {remedy}"
             raise OptionError(msg)
 
     def _copy_rows(self, rows: Tensor, draft_ids: Tensor) -> None:
         """Set the rows of an LM head, given those of the target's for ``draft_ids``."""
-        trained = self._weights[_LM_HEAD].float()
-        trained_ids = self._weights["d2t"] + torch.arange(len(trained))
+        count = self._config.draft_vocab_size
+        trained = self._tensor(_LM_HEAD, (count, rows.shape[1])).float()
+        trained_ids = self._tensor("d2t", (count,)) + torch.arange(count)
         vocab_size = self._config.layers.vocab_size
-        if trained_ids.min() < 0 or trained_ids.max() >= vocab_size:
-            msg = f"{self._folder}: tensor d2t: expected offsets to ids below {vocab_size}"
+        is_valid = trained_ids.min() >= 0 and trained_ids.max() < vocab_size
+        if not is_valid or len(trained_ids.unique()) < count:
+            expected = f"expected offsets to different tokens below {vocab_size}"
+            msg = f"{self._folder}: tensor d2t: {expected}, found others"
             raise CheckpointError(msg)
         places = torch.full((vocab_size,), -1)
         places[trained_ids] = torch.arange(len(trained))

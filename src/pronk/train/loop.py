@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from pronk import LLM, OptionError, PronkError
 from pronk.backends import set_threads
 from pronk.base import number_texts
-from pronk.drafting import Counts
+from pronk.drafting import Counts, derive_seed
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import CHECKPOINT, check_run, load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
@@ -178,7 +178,6 @@ class Trainer(Generic[Trained]):
             )
             raise OptionError(msg)
         set_all_threads(options.threads)
-        torch.manual_seed(options.seed)
         self.optimizers = Optimizers(
             objective.module, options.optimizer, options.weight_decay, options.adamw_share
         )
@@ -375,18 +374,18 @@ class Trainer(Generic[Trained]):
         own_rows: list[tuple[float, ...]] = []
         own = list(self.processes.own_passes(passes))
         first_pass = self.phase_steps[phase_number] * passes
-        # A step that is dropped must leave buffers, such as running means, as they were, and the
-        # random numbers.
-        rng = torch.get_rng_state()
+        # A step that is dropped must leave buffers, such as running means, as they were.
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.module.buffers()]
         for i in own:
             if own_rows and self.processes.is_any_true(stop()):
                 self.optimizers.clear()
                 for buffer, before in buffers:
                     buffer.copy_(before)
-                torch.set_rng_state(rng)
                 return None
-            inputs, targets = phase.batch((first_pass + i) * count, count)
+            number = first_pass + i
+            inputs, targets = phase.batch(number * count, count)
+            # Random numbers of a pass depend on its number, not on the process or on interruptions.
+            torch.manual_seed(derive_seed(o.seed, 2 * number + phase_number))
             passed = self.objective.backward(inputs, targets, 1 / passes)
             own_rows.append((passed.loss, *passed.same))
             on_pass(self.step + 1, len(own_rows), len(own))

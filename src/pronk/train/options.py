@@ -214,7 +214,7 @@ class LoopOptions:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the default values of the options, which a run had before there was an option."""
+        """Return the default of each option: its value in runs from before the option existed."""
         return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
 
     def _max_length(self) -> int | None:
@@ -304,7 +304,7 @@ class HeadsOptions(StudentOptions):
 class EagleOptions(DrafterOptions):
     """Options of the training of an EAGLE-3 or MTP head."""
 
-    FREE: ClassVar[frozenset[str]] = DrafterOptions.FREE | {"states"}
+    FREE: ClassVar[frozenset[str]] = DrafterOptions.FREE | {"states", "init"}
     # small, because the LM head begins as a copy of the target's
     adamw_share: ClassVar[float] = 0.15
 

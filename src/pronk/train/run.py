@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from pronk.train.card import head_card, model_card, student_card
@@ -337,8 +336,7 @@ def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
     start = time.monotonic()
     acceptance = head.module.acceptance.clone()
     inputs, marks = head.text.batch(0, max(1, o.micro // o.length))
-    with torch.random.fork_rng(devices=[]):
-        head.backward(inputs, marks, 1.0)
+    head.backward(inputs, marks, 1.0)
     seconds = (time.monotonic() - start) * (o.batch // o.micro) / trainer.processes.count
     trainer.optimizers.clear()
     head.module.acceptance.copy_(acceptance)

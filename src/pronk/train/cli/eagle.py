@@ -98,8 +98,7 @@ def eagle3(
     bits: Annotated[
         int | None,
         model_option(
-            "Compute with weights rounded to 8 or 4 bits; OUT/export has bfloat16, for pronk "
-            "quantize.",
+            "Train for weights of 8 or 4 bits; OUT/export has bfloat16: quantize it afterwards.",
             show_default="not rounded",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Training for rounded weights: passes with them, updates of the unrounded ones."""
+"""Quantization-aware training: passes use rounded weights, the optimizer updates unrounded ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pronk.train.quantization.rounding import RoundingRule, choose_group
 
 
 class StraightThrough:
-    """Quantization-aware training: the matrices of a module are rounded in its passes.
+    """Rounds the matrices of a module for its passes.
 
     The gradient at the rounded weights updates the unrounded ones, as if rounding had the
     derivative 1: the straight-through estimator (Bengio et al. 2013, arXiv 1308.3432). The rounding
