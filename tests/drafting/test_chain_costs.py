@@ -45,7 +45,9 @@ def test_the_start_of_a_proposal_is_what_its_passes_do_not_take(
     drafter, ledger, planned = begun()
     tree = TokenTree(tuple(range(1, len(parents) + 1)), parents)
     ledger.ledger.drafters["draft"].num_calls = 2  # the first call prepares the drafter
-    ledger.add(drafter, planned, 0.5, tree, TreeUnion(COSTS), [1])
+    for _ in range(3):
+        assert ledger.ledger.drafters["draft"].start == 0.0  # not known before three are measured
+        ledger.add(drafter, planned, 0.5, tree, TreeUnion(COSTS), [1])
     assert ledger.ledger.drafters["draft"].start == pytest.approx(0.5 - 0.1 * depth)
 
 

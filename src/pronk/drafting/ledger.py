@@ -10,15 +10,17 @@ Before a proposal is made, its expected seconds are compared with what may still
 prompt. The seconds of draft rows and the savings are those of the cost model. The bound is exceeded
 at most by what one step's proposals take beyond their expected seconds, and by one step's rows that
 may not be dropped: trees that the rejection rules verify whole, and the window of lookahead.
-Drafting is the time in proposals and in their observation, without the first proposal of each
-drafter, which prepares it. A proposal counts as at most twice its expected seconds, because other
-processes may interrupt it.
+Drafting is the time in proposals and in their observation. A proposal counts as at most twice its
+expected seconds, because other processes may interrupt it. The expected seconds are the usual ones
+of the last proposals, and 0 for the first four proposals of a drafter: the first one prepares it,
+and three are measured first, because a single interruption would otherwise look like the drafter's
+price, and end its drafting for a hundred times as long as it took.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +45,8 @@ from pronk.sampling.tree import TokenTree
 if TYPE_CHECKING:
     from pronk.drafting.proposer import DraftContext, Proposer
 
+# number of proposals of a drafter that are measured before its seconds are expected
+_TRIALS = 3
 # fraction of the elapsed time that drafting may lose; measuring acceptance rates may use all of it
 _LOSS_SHARE = 0.01
 _PASSES = 2.0  # number of forward passes whose time drafting may lose in addition
@@ -104,14 +108,13 @@ class DrafterRecord:
 
     @property
     def seconds(self) -> float:
-        """Expected seconds of a proposal: the median of the last ones; 0 before the second call."""
-        middle = len(self.durations) // 2
-        return sorted(self.durations)[middle][0] if self.durations else 0.0
+        """Expected seconds of a proposal, by the last ones; 0 before ``_TRIALS`` are measured."""
+        return _expected_seconds([duration[0] for duration in self.durations])
 
     @property
     def start(self) -> float:
         """Expected fixed seconds of a chain: without its prefill and its draft tokens."""
-        return usual(self.starts) if self.starts else 0.0
+        return _expected_seconds(self.starts)
 
 
 class FinishedStep(NamedTuple):
@@ -136,7 +139,7 @@ class Ledger:
 
     elapsed: float = 0.0  # seconds of all steps with a request that has a drafter
     longest: float = 0.0  # seconds of the longest forward pass so far that read no prompt
-    # seconds of drafting and of draft rows, without the first proposal of each drafter
+    # seconds of drafting and of draft rows; how proposals count is in the docstring of the module
     spent: float = 0.0
     saved: float = 0.0  # seconds of the plain steps that accepted draft tokens made unnecessary
     # Measurements of each drafter by its name, created at first use.
@@ -439,8 +442,7 @@ class RequestLedger:
             if has_draft_tokens and not planned.chain.prefill and not is_first:
                 record.starts.append(max(0.0, seconds - drafting))
         duration = [0.0] if record.num_calls > 1 else None
-        most = 2.0 * expected if expected > 0.0 else inf
-        self._proposals.append(_Proposal(proposer, planned.reason, duration, most))
+        self._proposals.append(_Proposal(proposer, planned.reason, duration, 2.0 * expected))
         self.proposers.add(id(proposer))
         record.num_proposals += 1
         if duration is not None:
@@ -593,6 +595,10 @@ class RequestLedger:
                 net += saves - (pass_seconds[num_draft_tokens] - plain)
             alone[report.drafter] = alone.get(report.drafter, 0.0) + net
         self.regret.add_step(saved, alone, best)
+
+
+def _expected_seconds(measured: Collection[float]) -> float:
+    return usual(measured) if len(measured) >= _TRIALS else 0.0
 
 
 def _wrong_chain_costs(proposer: Proposer[Any], chain: object) -> OptionError:
