@@ -448,18 +448,27 @@ def test_training_goes_on_from_a_head(
     assert difference.abs().max() < (0.02 if bits else 0.005) * old.lm_head.weight.abs().max()
 
 
-def test_a_head_for_4_bits_is_evaluated_as_it_will_be_rounded(
+def test_a_head_for_4_bits_is_evaluated_and_exported_with_4_bits(
     begin: Callable[..., Trainer[EagleTraining]], tmp_path: Path
 ) -> None:
     head = train(begin("run", bits=4, steps=20)).objective
-    head.export(tmp_path / "head", "", {})
-    quantize_head(tmp_path / "head", tmp_path / "small", 4, None)
+    head.export(tmp_path / "small", "the card\n", {})
+    document = json.loads((tmp_path / "small" / "config.json").read_text(encoding="utf-8"))
+    (group,) = document["quantization_config"]["config_groups"].values()
+    assert group["weights"]["num_bits"] == 4
+    names = {file.name for file in (tmp_path / "small").iterdir()}
+    assert names == {"README.md", "config.json", "model.safetensors"}
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("the card\n")
+    assert "4 bits in groups of" in card
+    plain = begin("plain").objective
+    plain.module.load_state_dict(head.module.state_dict())
     divergences = {
         name: each.judge(each.evaluate(64))
         for name, each in (
             ("own", head),
             ("rounded", begin("rounded", init=str(tmp_path / "small")).objective),
-            ("unrounded", begin("unrounded", init=str(tmp_path / "head")).objective),
+            ("unrounded", plain),
         )
     }
     change = abs(divergences["unrounded"] - divergences["rounded"])

@@ -24,12 +24,13 @@ last layer and its dequantized LM head. Only the engine computes the target's la
 may be of any kind, such as recurrent ones.
 
 With the option ``bits``, forward and backward passes have rounded weights
-(:mod:`pronk.train.quantization.straight_through`). The exported weights are not rounded yet.
+(:mod:`pronk.train.quantization.straight_through`), and so has the exported head.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pronk.base import replace_folder
 from pronk.drafting import ACCEPTANCE_FILE, head_acceptance_document
 from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
@@ -54,6 +56,7 @@ from pronk.train.losses import Comparison, autocast, distillation_loss, product_
 from pronk.train.modules.decoder import load_ends, scale_logits
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.options import EagleOptions
+from pronk.train.quantization.heads import quantize_head
 from pronk.train.quantization.straight_through import StraightThrough
 from pronk.train.target_states import StateSource
 from pronk.train.teacher import Teacher
@@ -336,8 +339,8 @@ class EagleTraining(Objective[EagleModule]):
         draft position there are two figures, ``KL`` and ``same`` (see :class:`Comparison`). ``S``
         is the number of tokens per forward pass if a chain of ``depth`` draft tokens begins at
         every position of the greedy answers, and ``sampled S`` the same for the sampled answers.
-        The figures of the engine are described in ``served.py``. With the option ``bits``, those on
-        held-out dialogues are of the rounded weights, those of the engine of the exported ones.
+        The figures of the engine are described in ``served.py``. With the option ``bits``, all
+        figures are those of the rounded weights.
         """
         if not self.held_out:
             return {}
@@ -404,12 +407,23 @@ class EagleTraining(Objective[EagleModule]):
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the card has them
         """Write the head to ``folder`` in the layout speculators, which vLLM reads, too.
 
-        ``card`` is the content of ``README.md``.
+        ``card`` is the content of ``README.md``. With the option ``bits``, the head is written as
+        ``pronk quantize`` writes it: its weights are trained for that.
         """
         documents = {"config.json": self.config.document(self.options.num_tokens)}
         if self.acceptance:
             documents[ACCEPTANCE_FILE] = head_acceptance_document(self.acceptance)
-        export_tensors(folder, self.module.exported(), documents, card)
+        if self.options.bits is None:
+            export_tensors(folder, self.module.exported(), documents, card)
+            return
+        with replace_folder(folder) as partial:
+            plain = partial / "plain"
+            export_tensors(plain, self.module.exported(), documents, card)
+            quantize_head(plain, partial / "quantized", self.options.bits, None)
+            shutil.rmtree(plain)
+            for file in (partial / "quantized").iterdir():
+                file.rename(partial / file.name)
+            (partial / "quantized").rmdir()
 
 
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:

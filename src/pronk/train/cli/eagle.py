@@ -98,7 +98,7 @@ def eagle3(
     bits: Annotated[
         int | None,
         model_option(
-            "Train for weights of 8 or 4 bits; OUT/export has bfloat16: quantize it afterwards.",
+            "Train for weights of 8 or 4 bits, and export these.",
             show_default="not rounded",
         ),
     ] = None,

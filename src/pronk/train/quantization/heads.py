@@ -77,7 +77,8 @@ def quantize_head(
 
     ``folder`` has an unquantized head, in any layout that the drafter reads; ``out`` does not exist
     or is empty. ``group`` is the number of inputs per scale
-    (:func:`~pronk.train.quantization.rounding.choose_group`). ``command`` is shown in the card.
+    (:func:`~pronk.train.quantization.rounding.choose_group`). ``command`` is shown in the card, if
+    it is not empty.
 
     Raises:
         OptionError: ``bits``, ``group`` or ``out`` is invalid.
@@ -216,4 +217,5 @@ def _note(result: QuantizedHead, command: str) -> str:
     sizes = f"{result.num_bytes / 1e6:.1f} MB instead of {result.source_bytes / 1e6:.1f}"
     error = f"relative error of the weights {result.error:.2%}"
     text = f"{rule.bits} bits in {groups} (compressed-tensors), {sizes}; {error}."
-    return f"\n## Quantization\n\n{text}\n\n```\n{command}\n```\n"
+    shown = f"\n```\n{command}\n```\n" if command else ""
+    return f"\n## Quantization\n\n{text}\n{shown}"
