@@ -17,6 +17,7 @@ from pronk.drafting.from_draft.threshold import Threshold as Threshold
 from pronk.drafting.from_outputs.recycling import Recycling as Recycling
 from pronk.drafting.from_target.eagle3 import Eagle3 as Eagle3
 from pronk.drafting.from_target.eagle3 import Mtp as Mtp
+from pronk.drafting.from_target.eagle3 import PackagedHead as PackagedHead
 from pronk.drafting.from_target.eagle3 import packaged_heads as packaged_heads
 from pronk.drafting.from_target.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
 from pronk.drafting.from_target.modules.eagle import plan_head as plan_head
