@@ -316,9 +316,9 @@ def train_head(run: Run, options: EagleOptions, teacher: Teacher) -> bool:
     with run.begin(options, {"target": teacher.fingerprints}, None, writes_text=False) as processes:
         if not (run.folder / CHECKPOINT).exists():  # it takes a minute for a large target
             first = "the target reads some of the answers"
-            run.say(
-                f"first weights: {first if options.init is None else f'those of {options.init}'}"
-            )
+            if options.init is not None:
+                first = f"those of {options.init}"
+            run.say(f"first weights: {first}")
         trainer = Trainer(EagleTraining(run.folder, options, teacher), processes, run.clock)
         if not trainer.is_finished:
             run.say(*_plan(trainer))
