@@ -709,6 +709,31 @@ def test_the_command_trains_exports_and_goes_on(
     )
 
 
+def test_the_command_trains_on_answers_of_a_sibling(
+    teacher: Teacher, answers: Path, tmp_path: Path
+) -> None:
+    header, dialogues = read_answers(answers)
+    sibling = tmp_path / "sibling.answers"
+    theirs = [replace(each, number=each.number + 49_000) for each in dialogues]
+    AnswersWriter(sibling, replace(header, target="s.gguf", weights="0" * 16)).append(theirs)
+    own = sum(each.num_answered for each in dialogues)
+    command = (
+        f"eagle3 --model {teacher.folder} --out {tmp_path / 'run'} --batch 64 --micro 64 "
+        "--length 64 --depth 1 --draft-vocab 150 --mlp 24 --threads 1 --num-tokens 0 --epochs 0.1"
+    )
+    run_command(f"{command} --data {answers} --other-data {sibling} --tokens {own + 100}")
+    merged, trained_on = read_answers(tmp_path / "run" / ANSWERS)
+    ((name, count),) = merged.others
+    assert name == "s.gguf"
+    assert 100 <= count < 200
+    assert sum(each.num_answered for each in trained_on) == own + count
+    assert [each for each in trained_on if each.is_held_out] == hold_out(dialogues)[1]
+    card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    assert f"tokens of answers of s.gguf ({count}) and the target's own answers to" in card
+    message = refusal(f"{command} --data {sibling} --other-data {answers}".replace("run", "two"))
+    assert "expected answers of the model with weights" in message
+
+
 @pytest.mark.slow  # test_commands.py trains each kind
 def test_the_command_trains_mtp_heads(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
     command = (

@@ -23,9 +23,6 @@ from pronk.train.teacher import Teacher
 
 # path, in the run's folder, of its own copy of the files of answers
 ANSWERS = "data/dialogues.answers"
-# One dialogue in 49 is held out. The number is no multiple of that of the temperatures, which
-# dialogues have in turn, so the held-out dialogues have all temperatures.
-_HELD_OUT = 49
 # A sequence is filled with the first dialogue that fits, of this number of next ones.
 _LOOK_AHEAD = 24
 
@@ -135,15 +132,9 @@ def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Split dialogues into those for training and those for evaluation.
-
-    Every 49th dialogue, by its number, is for evaluation.
-    """
-    training: list[Dialogue] = []
-    held_out: list[Dialogue] = []
-    for dialogue in dialogues:
-        is_held_out = dialogue.number % _HELD_OUT == _HELD_OUT - 1
-        (held_out if is_held_out else training).append(dialogue)
+    """Split dialogues into those for training and those for evaluation."""
+    training = [dialogue for dialogue in dialogues if not dialogue.is_held_out]
+    held_out = [dialogue for dialogue in dialogues if dialogue.is_held_out]
     return training, held_out
 
 
@@ -202,18 +193,27 @@ def write_answers_text(
 
 
 def steps_of(
-    folder: Path, answers: Sequence[Path], epochs: float, batch: int, length: int, seed: int
+    folder: Path,
+    answers: Sequence[Path],
+    epochs: float,
+    batch: int,
+    length: int,
+    seed: int,
+    *,
+    others: Sequence[Path] = (),
+    tokens: int | None = None,
 ) -> int:
     """Copy the files of answers into the run's folder; return the number of steps for ``epochs``.
 
-    ``batch`` is the number of tokens of a step, and ``length`` that of a sequence. A run that is
-    resumed keeps the copy that it has, so that new answers in the files do not change the run.
+    ``batch`` is the number of tokens of a step, and ``length`` that of a sequence. ``others`` and
+    ``tokens`` are those of :func:`~pronk.train.corpus.answers.merge_answers`. A run that is resumed
+    keeps the copy that it has, so that new answers in the files do not change the run.
     """
     copy = folder / ANSWERS
     if not copy.exists():
         with convert_write_errors(copy, "the dialogues"):
             copy.parent.mkdir(parents=True, exist_ok=True)
-            merge_answers(answers, copy)
+            merge_answers(answers, copy, others=others, tokens=tokens)
     _, dialogues = read_answers(copy)
     training, _ = hold_out(dialogues)
     num_sequences = Dialogues(training, length, seed).per_epoch

@@ -67,6 +67,20 @@ def eagle3(
             "File of the target's own answers, from pronk train texts; repeatable.", metavar="FILE"
         ),
     ],
+    other_data: Annotated[
+        list[Path] | None,
+        text_option(
+            "File of answers of another model with the same tokenizer, to train on as well: those "
+            "of a smaller one take less time to write; repeatable.",
+            metavar="FILE",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        text_option(
+            "Tokens of answers to train on, those of --data first.", min=1, show_default="all"
+        ),
+    ] = None,
     out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")],
     name: Annotated[
         str | None, option("Name of the head in its card.", show_default="by target and kind")
@@ -197,7 +211,16 @@ def eagle3(
         "micro": micro,
         "batch": batch,
     }
-    settings["steps"] = steps_of(out, data, epochs, batch, length, settings["seed"])
+    settings["steps"] = steps_of(
+        out,
+        data,
+        epochs,
+        batch,
+        length,
+        settings["seed"],
+        others=other_data or (),
+        tokens=tokens,
+    )
     options = EagleOptions(
         **settings,
         **own,
