@@ -30,11 +30,11 @@ With the option ``bits``, forward and backward passes have rounded weights
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -416,14 +416,13 @@ class EagleTraining(Objective[EagleModule]):
         if self.options.bits is None:
             export_tensors(folder, self.module.exported(), documents, card)
             return
-        with replace_folder(folder) as partial:
-            plain = partial / "plain"
+        with (
+            TemporaryDirectory(dir=self.folder) as scratch,
+            replace_folder(folder) as partial,
+        ):
+            plain = Path(scratch) / "plain"
             export_tensors(plain, self.module.exported(), documents, card)
-            quantize_head(plain, partial / "quantized", self.options.bits, None)
-            shutil.rmtree(plain)
-            for file in (partial / "quantized").iterdir():
-                file.rename(partial / file.name)
-            (partial / "quantized").rmdir()
+            quantize_head(plain, partial, self.options.bits, None)
 
 
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:
