@@ -20,6 +20,7 @@ from pronk.drafting.from_target.eagle3 import Mtp as Mtp
 from pronk.drafting.from_target.eagle3 import PackagedHead as PackagedHead
 from pronk.drafting.from_target.eagle3 import packaged_heads as packaged_heads
 from pronk.drafting.from_target.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
+from pronk.drafting.from_target.modules.eagle import draft_ids_of as draft_ids_of
 from pronk.drafting.from_target.modules.eagle import plan_head as plan_head
 from pronk.drafting.from_target.modules.eagle_config import EAGLE_KINDS as EAGLE_KINDS
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig as EagleConfig

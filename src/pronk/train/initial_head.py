@@ -12,7 +12,7 @@ from pronk import CheckpointError, ConfigError, OptionError
 from pronk.base import locate_error
 from pronk.base.convert import to_tensor
 from pronk.checkpoint import Fingerprint, read_json
-from pronk.drafting import EagleConfig, packaged_heads
+from pronk.drafting import EagleConfig, draft_ids_of, packaged_heads
 from pronk.train.modules.eagle import EagleModule
 from pronk.train.quantization.heads import find_head_kind, plain_tensors
 
@@ -115,15 +115,10 @@ class InitialHead:
         """Set the rows of an LM head, given those of the target's for ``draft_ids``."""
         count = self._config.draft_vocab_size
         trained = self._tensor(_LM_HEAD, (count, rows.shape[1])).float()
-        trained_ids = self._tensor("d2t", (count,)) + torch.arange(count)
         vocab_size = self._config.layers.vocab_size
-        is_valid = trained_ids.min() >= 0 and trained_ids.max() < vocab_size
-        if not is_valid or len(trained_ids.unique()) < count:
-            expected = f"expected offsets to different tokens below {vocab_size}"
-            msg = f"{self._folder}: tensor d2t: {expected}, found others"
-            raise CheckpointError(msg)
+        offsets = self._tensor("d2t", (count,)).numpy()
         places = torch.full((vocab_size,), -1)
-        places[trained_ids] = torch.arange(len(trained))
+        places[draft_ids_of(offsets, vocab_size, self._folder)] = torch.arange(count)
         places = places[draft_ids]
         is_known = places >= 0
         known = trained[places[is_known]]

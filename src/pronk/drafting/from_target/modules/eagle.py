@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pronk.base.arrays import DType
+from pronk.base.arrays import Array, DType
 from pronk.base.errors import CheckpointError, ConfigError, OptionError, locate_error, refuse
 from pronk.base.files.regular import is_file
 from pronk.checkpoint.gguf.checkpoint import GgufCheckpoint
@@ -395,6 +395,22 @@ def _check_target(
             raise OptionError(msg)
 
 
+def draft_ids_of(offsets: Array, vocab_size: int, folder: Path) -> DraftIds:
+    """Return the target's token of each token of a draft vocabulary.
+
+    ``offsets`` is the tensor ``d2t`` of a head in ``folder``: the differences of the two numbers.
+    Raises CheckpointError if two tokens are equal, or one is not below ``vocab_size``.
+    """
+    ids = np.arange(len(offsets)) + offsets
+    if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) < len(ids):
+        msg = (
+            f"{folder}: tensor d2t: expected offsets to different tokens below {vocab_size}, found "
+            "others"
+        )
+        raise CheckpointError(msg)
+    return ids.astype(np.int32)
+
+
 def _read_draft_ids(
     checkpoint: AnyCheckpoint, eagle: EagleConfig, stored: dict[str, str]
 ) -> DraftIds | None:
@@ -417,13 +433,7 @@ def _read_draft_ids(
         )
         raise CheckpointError(msg)
     checkpoint.check_dtype(stored["d2t"], ("I64", "I32"))
-    ids = np.arange(count) + checkpoint.tensor(stored["d2t"])
-    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < count:
-        msg = (
-            f"{checkpoint.folder}: tensor d2t: expected offsets to different tokens below {vocab}, "
-            "found others"
-        )
-        raise CheckpointError(msg)
+    ids = draft_ids_of(checkpoint.tensor(stored["d2t"]), vocab, checkpoint.folder)
     if "t2d" in stored:
         name = stored["t2d"]
         checkpoint.check_dtype(name, ("BOOL", "U8", "I64"))
@@ -434,4 +444,4 @@ def _read_draft_ids(
                 "one head's tensors"
             )
             raise CheckpointError(msg)
-    return ids.astype(np.int32)
+    return ids
