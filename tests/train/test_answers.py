@@ -186,40 +186,6 @@ def test_files_of_other_sources_are_merged_if_their_numbers_differ(tmp_path: Pat
         merge_answers([one, two], out)
 
 
-def test_answers_of_other_models_are_merged_for_training_only(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    sibling = tmp_path / "sibling"
-    out = tmp_path / "out"
-    AnswersWriter(own, HEADER).append([*DIALOGUES, replace(DIALOGUES[0], number=48)])
-    header = replace(HEADER, target="s.gguf", architecture="llama of 2", weights="ef56", seed=9)
-    theirs = [replace(DIALOGUES[1], number=number) for number in (96, 97, 98)]
-    AnswersWriter(sibling, header).append(theirs)
-    merge_answers([own], out, others=[sibling])
-    assert read_answers(out) == (
-        replace(HEADER, others=(("s.gguf", 8),)),
-        [*DIALOGUES, replace(DIALOGUES[0], number=48), *(theirs[n] for n in (0, 2))],
-    )
-    assert [each.number for each in read_answers(out)[1] if each.is_held_out] == [48]
-    with pytest.raises(OptionError, match=r"sibling: expected .* 'm.gguf' as before, found"):
-        merge_answers([own, sibling], out)
-    AnswersWriter(tmp_path / "stranger", replace(header, tokenizer="ee"))
-    with pytest.raises(OptionError, match=r"stranger: expected tokenizer 'cd34' as before, found"):
-        merge_answers([own], out, others=[tmp_path / "stranger"])
-
-
-@pytest.mark.parametrize(("tokens", "kept"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (10, 3)])
-def test_tokens_limit_the_merged_text(tokens: int, kept: int, tmp_path: Path) -> None:
-    """The dialogues of the first file have 2 and 4 answer tokens, that of the second one has 4."""
-    own = tmp_path / "own"
-    sibling = tmp_path / "sibling"
-    out = tmp_path / "out"
-    AnswersWriter(own, HEADER).append(DIALOGUES)
-    third = replace(DIALOGUES[1], number=4)
-    AnswersWriter(sibling, replace(HEADER, weights="ef56")).append([third])
-    merge_answers([own], out, others=[sibling], tokens=tokens)
-    assert read_answers(out)[1] == [*DIALOGUES, third][:kept]
-
-
 def ask(number: int) -> list[str]:
     return [] if number % 5 == 4 else ["What does it see?", "And the cat?"][: 1 + number % 2]
 

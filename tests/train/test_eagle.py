@@ -33,10 +33,19 @@ from pronk.train.attention import ChainAttention, compute_features
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
 from pronk.train.clock import Clock
 from pronk.train.corpus.answers import AnswersWriter, Dialogue, read_answers
-from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues, steps_of
+from pronk.train.dialogues import (
+    ANSWERS,
+    Dialogues,
+    Mark,
+    copy_answers,
+    hold_out,
+    read_head_text,
+    split_dialogues,
+    steps_of,
+)
 from pronk.train.distributed import ProcessGroup
 from pronk.train.eagle import EagleTraining, position_weights
-from pronk.train.head_plan import draft_vocabulary, head_config
+from pronk.train.head_plan import coverage, draft_vocabulary, head_config
 from pronk.train.initial_head import InitialHead, find_initial_head
 from pronk.train.loop import Trainer
 from pronk.train.modules.eagle import EagleModule
@@ -95,7 +104,7 @@ def begin(teacher: Teacher, answers: Path, tmp_path: Path) -> Callable[..., Trai
     def begun(name: str = "run", **changes: Any) -> Trainer[EagleTraining]:
         folder = tmp_path / name
         options = replace(OPTIONS, **changes)
-        steps_of(folder, [answers], 1, options.batch, options.length, 0)
+        copy_answers(folder, [answers], (), teacher.fingerprint)
         return Trainer(EagleTraining(folder, options, teacher))
 
     return begun
@@ -314,11 +323,10 @@ def test_held_out_dialogues_are_of_both_kinds() -> None:
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
-    ids, covered = draft_vocabulary(
-        [Dialogue(0, 0.0, [9, 9, 9, 5, 5, 7, 2, 5, 7, 1], [(3, 10)])], 3, 12
-    )
+    dialogues = [Dialogue(0, 0.0, [9, 9, 9, 5, 5, 7, 2, 5, 7, 1], [(3, 10)])]
+    ids = draft_vocabulary(dialogues, 3, 12)
     assert ids.tolist() == [1, 5, 7]  # 5 three times, 7 twice; 1 is before 2
-    assert covered == pytest.approx(6 / 7)
+    assert coverage(dialogues, ids) == pytest.approx(6 / 7)
 
 
 @pytest.mark.slow  # test_every_kind.py: drafters come closer to their target
@@ -709,29 +717,94 @@ def test_the_command_trains_exports_and_goes_on(
     )
 
 
+def write_sibling(answers: Path, path: Path, **changes: Any) -> list[Dialogue]:
+    """Write the dialogues of ``answers`` as those of another model, and return them."""
+    header, dialogues = read_answers(answers)
+    other = replace(header, target="s.gguf", weights="0" * 16, **changes)
+    AnswersWriter(path, other).append(dialogues)
+    return dialogues
+
+
+def test_the_text_of_siblings_follows_the_own(
+    teacher: Teacher, answers: Path, tmp_path: Path
+) -> None:
+    """Held-out dialogues are all of the target's, and the same with less text."""
+    one = tmp_path / "one.answers"
+    two = tmp_path / "two.answers"
+    dialogues = write_sibling(answers, one)
+    write_sibling(answers, two, vocab_size=70_000)
+    training, held_out = hold_out(dialogues)
+    assert held_out
+    run = tmp_path / "run"
+    copy_answers(run, [answers, answers], [one, two], teacher.fingerprint)
+    text = read_head_text(run)
+    assert text.own == training
+    assert text.training == [*training, *dialogues, *dialogues]
+    assert text.other_tokens == {"s.gguf": 2 * sum(each.num_answered for each in dialogues)}
+    own = text.num_own_tokens
+    for tokens, num_own, num_others in (
+        (1, 1, 0),
+        (own - 1, len(training), 0),
+        (own, len(training), 0),
+        (own + 1, len(training), 1),
+    ):
+        less = read_head_text(run, tokens)
+        assert less.held_out == text.held_out == held_out
+        assert less.training == [*training[:num_own], *dialogues[:num_others]]
+        assert bool(less.other_tokens) == bool(num_others)
+
+
+def test_files_of_the_wrong_model_are_refused(
+    teacher: Teacher, answers: Path, tmp_path: Path
+) -> None:
+    """The next command, with the right files, is not disturbed by files of the refused one."""
+    sibling = tmp_path / "sibling.answers"
+    stranger = tmp_path / "stranger.answers"
+    large = tmp_path / "large.answers"
+    dialogues = write_sibling(answers, sibling)
+    write_sibling(answers, stranger, tokenizer="other")
+    header, _ = read_answers(sibling)
+    wide = replace(dialogues[0], ids=[60_000, *dialogues[0].ids[1:]])
+    AnswersWriter(large, replace(header, vocab_size=65_000)).append([wide])
+    run = tmp_path / "run"
+    for own, others, message in (
+        (sibling, answers, "expected answers of the model with weights"),
+        (answers, answers, "expected answers of another model, found the target's; give them as"),
+        (answers, stranger, "expected answers of a model with the target's tokenizer"),
+        (answers, large, "expected answers of a model with the target's tokenizer"),
+        (answers, Path(__file__), "expected a file of answers"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            copy_answers(run, [own], [others], teacher.fingerprint)
+        assert not (run / ANSWERS).exists()
+    other = tmp_path / "other.answers"
+    AnswersWriter(other, read_answers(answers)[0]).append(
+        [replace(dialogues[0], number=dialogues[1].number)]
+    )
+    with pytest.raises(OptionError, match="expected numbers of dialogues that no other file has"):
+        copy_answers(run, [answers, other], [sibling, sibling], teacher.fingerprint)
+    copy_answers(run, [answers], [sibling], teacher.fingerprint)
+    assert read_head_text(run).others == dialogues
+
+
 def test_the_command_trains_on_answers_of_a_sibling(
     teacher: Teacher, answers: Path, tmp_path: Path
 ) -> None:
-    header, dialogues = read_answers(answers)
     sibling = tmp_path / "sibling.answers"
-    theirs = [replace(each, number=each.number + 49_000) for each in dialogues]
-    AnswersWriter(sibling, replace(header, target="s.gguf", weights="0" * 16)).append(theirs)
-    own = sum(each.num_answered for each in dialogues)
+    dialogues = write_sibling(answers, sibling)
+    training, _ = hold_out(dialogues)
+    own = sum(each.num_answered for each in training)
     command = (
         f"eagle3 --model {teacher.folder} --out {tmp_path / 'run'} --batch 64 --micro 64 "
-        "--length 64 --depth 1 --draft-vocab 150 --mlp 24 --threads 1 --num-tokens 0 --epochs 0.1"
+        "--length 64 --depth 1 --draft-vocab 150 --mlp 24 --threads 1 --num-tokens 0 --epochs 0.1 "
+        f"--data {answers} --other-data {sibling}"
     )
-    run_command(f"{command} --data {answers} --other-data {sibling} --tokens {own + 100}")
-    merged, trained_on = read_answers(tmp_path / "run" / ANSWERS)
-    ((name, count),) = merged.others
-    assert name == "s.gguf"
-    assert 100 <= count < 200
-    assert sum(each.num_answered for each in trained_on) == own + count
-    assert [each for each in trained_on if each.is_held_out] == hold_out(dialogues)[1]
+    output = run_command(f"{command} --tokens {own + 1}")
+    count = dialogues[0].num_answered
+    assert f"{own} of them the target's answers, {count} those of s.gguf; " in output
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
-    assert f"tokens of answers of s.gguf ({count}) and the target's own answers to" in card
-    message = refusal(f"{command} --data {sibling} --other-data {answers}".replace("run", "two"))
-    assert "expected answers of the model with weights" in message
+    assert f"\n- and {count} tokens of the answers of s.gguf, which has the same" in card
+    assert "tokens" in refusal(f"{command} --tokens {own + 500}")
 
 
 @pytest.mark.slow  # test_commands.py trains each kind
@@ -808,10 +881,13 @@ def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
     assert (again.sources, again.fc_norm, again.draft_vocab_size) == ((2, 2, 1), True, VOCAB)
 
 
-def test_the_copy_of_the_answers_stays(answers: Path, tmp_path: Path) -> None:
-    steps = steps_of(tmp_path, [answers], 2, 256, 64, 0)
-    assert steps == steps_of(tmp_path, [tmp_path / "gone"], 2, 256, 64, 0)
+def test_the_copy_of_the_answers_stays(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+    copy_answers(tmp_path, [answers], (), teacher.fingerprint)
+    copy_answers(tmp_path, [tmp_path / "gone"], (), teacher.fingerprint)
     assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
+    steps = steps_of(tmp_path, 2, 256, 64, 0)
+    assert steps_of(tmp_path, 4, 256, 64, 0) >= 2 * steps - 1
+    assert steps_of(tmp_path, 2, 256, 64, 0, tokens=500) < steps
 
 
 def test_a_gguf_file_is_trained_on_as_it_is(
@@ -847,7 +923,7 @@ def test_a_gguf_file_is_trained_on_as_it_is(
 def test_ctrl_c_keeps_what_is_trained(
     teacher: Teacher, answers: Path, quiet: Console, tmp_path: Path
 ) -> None:
-    steps_of(tmp_path, [answers], 1, OPTIONS.batch, OPTIONS.length, 0)
+    copy_answers(tmp_path, [answers], (), teacher.fingerprint)
     interrupting = InterruptingConsole(quiet, "step 4 ")
     assert not train_head(
         Run(tmp_path, "little", "pronk train eagle3", interrupting, Clock(OPTIONS.minutes)),
@@ -882,7 +958,7 @@ def test_minutes_end_the_run(
     looks = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(looks)))
     options = replace(OPTIONS, steps=100_000, minutes=1.0, evaluate_every=100_000)
-    steps_of(tmp_path, [answers], 1, options.batch, options.length, 0)
+    copy_answers(tmp_path, [answers], (), teacher.fingerprint)
     assert train_head(
         Run(tmp_path, "little", "pronk train eagle3", quiet, Clock(options.minutes)),
         options,

@@ -13,7 +13,7 @@ import torch
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 from pronk.base.errors import OptionError
-from pronk.train.dialogues import steps_of
+from pronk.train.dialogues import copy_answers
 from pronk.train.eagle import EagleTraining
 from pronk.train.loop import Trainer
 from pronk.train.modules.decoder import load_ends, load_module
@@ -57,7 +57,7 @@ def begin(
     write_answers(teacher.llm, ask, header, answers, tokens=800, batch=16, progress=lambda _: None)
 
     def begun(kind: str) -> Trainer[EagleTraining]:
-        steps_of(root / kind, [answers], 1, EAGLE_OPTIONS.batch, EAGLE_OPTIONS.length, 0)
+        copy_answers(root / kind, [answers], (), teacher.fingerprint)
         return Trainer(EagleTraining(root / kind, replace(EAGLE_OPTIONS, kind=kind), teacher))
 
     return begun

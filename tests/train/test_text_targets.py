@@ -15,7 +15,7 @@ from pronk.train.corpus.answers import BEGINNINGS, QUESTIONS, AnswersHeader, rea
 from pronk.train.corpus.beginnings import Beginnings
 from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.sources import SourceSpec, spec_of
-from pronk.train.dialogues import steps_of
+from pronk.train.dialogues import copy_answers
 from pronk.train.eagle import EagleTraining
 from pronk.train.loop import Trainer
 from pronk.train.own_text import answers_header, write_answers
@@ -133,7 +133,7 @@ def begin(folder: Path, tmp_path: Path) -> Trainer[EagleTraining]:
         return [f"The {('cat', 'dog', 'bird')[number % 3]} sees"]
 
     write_answers(teacher.llm, ask, header, answers, tokens=800, batch=16, progress=lambda _: None)
-    steps_of(tmp_path / "run", [answers], 1, EAGLE_OPTIONS.batch, EAGLE_OPTIONS.length, 0)
+    copy_answers(tmp_path / "run", [answers], (), teacher.fingerprint)
     return Trainer(EagleTraining(tmp_path / "run", EAGLE_OPTIONS, teacher))
 
 

@@ -1,10 +1,11 @@
-"""Training text from files of answers, which have dialogues of the target."""
+"""Training text from files of answers, which have dialogues of the target, or of a sibling."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from torch import Tensor
 
 from pronk import OptionError
 from pronk.base import convert_write_errors, refuse, write_json, write_tokens
-from pronk.train.corpus.answers import Dialogue, merge_answers, read_answers
+from pronk.checkpoint import Fingerprint
+from pronk.train.corpus.answers import (
+    AnswersHeader,
+    AnswersWriter,
+    Dialogue,
+    merge_answers,
+    read_answers,
+)
 from pronk.train.corpus.collection import OriginRecord
 from pronk.train.corpus.sources import SourceSpec
 from pronk.train.head_plan import check_answers
@@ -23,6 +31,11 @@ from pronk.train.teacher import Teacher
 
 # path, in the run's folder, of its own copy of the files of answers
 ANSWERS = "data/dialogues.answers"
+# pattern of the paths of its copies of files of other models' answers
+OTHER_ANSWERS = "data/other-*.answers"
+# One dialogue in 49 is held out. The number is no multiple of that of the temperatures, which
+# dialogues have in turn, so the held-out dialogues have all temperatures.
+_HELD_OUT = 49
 # A sequence is filled with the first dialogue that fits, of this number of next ones.
 _LOOK_AHEAD = 24
 
@@ -132,9 +145,15 @@ def split_dialogues(ids: Tensor, marks: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def hold_out(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Split dialogues into those for training and those for evaluation."""
-    training = [dialogue for dialogue in dialogues if not dialogue.is_held_out]
-    held_out = [dialogue for dialogue in dialogues if dialogue.is_held_out]
+    """Split dialogues into those for training and those for evaluation.
+
+    Every 49th dialogue, by its number, is for evaluation.
+    """
+    training: list[Dialogue] = []
+    held_out: list[Dialogue] = []
+    for dialogue in dialogues:
+        is_held_out = dialogue.number % _HELD_OUT == _HELD_OUT - 1
+        (held_out if is_held_out else training).append(dialogue)
     return training, held_out
 
 
@@ -192,29 +211,127 @@ def write_answers_text(
     write_json(folder / "sources.json", summary, indent=1)
 
 
-def steps_of(
-    folder: Path,
-    answers: Sequence[Path],
-    epochs: float,
-    batch: int,
-    length: int,
-    seed: int,
-    *,
-    others: Sequence[Path] = (),
-    tokens: int | None = None,
-) -> int:
-    """Copy the files of answers into the run's folder; return the number of steps for ``epochs``.
+@dataclass(frozen=True)
+class HeadText:
+    """Dialogues that a head is trained and evaluated on."""
 
-    ``batch`` is the number of tokens of a step, and ``length`` that of a sequence. ``others`` and
-    ``tokens`` are those of :func:`~pronk.train.corpus.answers.merge_answers`. A run that is resumed
-    keeps the copy that it has, so that new answers in the files do not change the run.
+    header: AnswersHeader  # of the target's own answers
+    held_out: list[Dialogue]  # dialogues of the target to evaluate the head on
+    own: list[Dialogue]  # dialogues of the target to train on
+    others: list[Dialogue]  # dialogues of other models to train on
+    # by name of each other model, the number of tokens of its answers in ``others``
+    other_tokens: dict[str, int]
+
+    @property
+    def training(self) -> list[Dialogue]:
+        """All dialogues to train on, those of the target first."""
+        return [*self.own, *self.others]
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Number of tokens of the target's answers to train on."""
+        return _num_answered(self.own)
+
+
+def read_head_text(folder: Path, tokens: int | None = None) -> HeadText:
+    """Return the text of a head's run in ``folder``, from its copies of the files of answers.
+
+    ``tokens`` is the number of answer tokens after which no more dialogues are taken to train on,
+    by default all. All held-out dialogues of the target are in the result.
+    """
+    limit = math.inf if tokens is None else tokens
+    header, dialogues = read_answers(folder / ANSWERS)
+    training, held_out = hold_out(dialogues)
+    own = list(_take(training, limit))
+    left = limit - _num_answered(own)
+    others = list[Dialogue]()
+    other_tokens = Counter[str]()
+    for path in sorted(folder.glob(OTHER_ANSWERS)):
+        other, dialogues = read_answers(path)
+        taken = list(_take(dialogues, left))
+        others += taken
+        other_tokens[other.target] += _num_answered(taken)
+        left -= _num_answered(taken)
+    return HeadText(header, held_out, own, others, +other_tokens)
+
+
+def _take(dialogues: Sequence[Dialogue], tokens: float) -> Iterator[Dialogue]:
+    """Yield dialogues until their answers have ``tokens`` tokens; the last one is whole."""
+    for dialogue in dialogues:
+        if tokens <= 0:
+            return
+        yield dialogue
+        tokens -= dialogue.num_answered
+
+
+def _num_answered(dialogues: Sequence[Dialogue]) -> int:
+    return sum(dialogue.num_answered for dialogue in dialogues)
+
+
+def copy_answers(
+    folder: Path, answers: Sequence[Path], others: Sequence[Path], target: Fingerprint
+) -> None:
+    """Copy files of answers into the folder of a head's run, unless it has copies.
+
+    So new answers in the files do not change a run that is resumed.
+
+    Args:
+        folder: the run's folder.
+        answers: files of the target's answers.
+        others: files of answers of other models with the target's tokenizer.
+        target: fingerprint of the target.
+
+    Raises:
+        OptionError: a file cannot be read, is of another model than it should be, or of another
+            tokenizer; or two dialogues of the target have the same number.
+        CheckpointError: writing fails.
     """
     copy = folder / ANSWERS
-    if not copy.exists():
-        with convert_write_errors(copy, "the dialogues"):
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            merge_answers(answers, copy, others=others, tokens=tokens)
-    _, dialogues = read_answers(copy)
-    training, _ = hold_out(dialogues)
+    if copy.exists():
+        return
+    for path in answers:
+        header, _ = read_answers(path)
+        check_answers(path, header.weights, target)
+    contents = [_read_others(path, header) for path in others]
+    with convert_write_errors(copy, "the dialogues"):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.glob(OTHER_ANSWERS):
+            left_over.unlink()
+        for number, (other, dialogues) in enumerate(contents):
+            path = folder / OTHER_ANSWERS.replace("*", f"{number:03}")
+            AnswersWriter(path, other).append(dialogues)
+        # the last one: without it, the copies are not complete
+        merge_answers(answers, copy)
+
+
+def _read_others(path: Path, own: AnswersHeader) -> tuple[AnswersHeader, list[Dialogue]]:
+    """Read answers of another model than that of ``own``.
+
+    Raises OptionError if that model wrote them, or if its tokens are others.
+    """
+    header, dialogues = read_answers(path)
+    if header.weights == own.weights:
+        msg = f"{path}: expected answers of another model, found the target's; give them as --data"
+        raise OptionError(msg)
+    highest = max((max(dialogue.ids) for dialogue in dialogues), default=0)
+    if header.tokenizer != own.tokenizer or highest >= own.vocab_size:
+        msg = (
+            f"{path}: expected answers of a model with the target's tokenizer ({own.tokenizer}), "
+            f"found those of {header.target} ({header.tokenizer}); let a model of the target's "
+            "family write them"
+        )
+        raise OptionError(msg)
+    return header, dialogues
+
+
+def steps_of(
+    folder: Path, epochs: float, batch: int, length: int, seed: int, tokens: int | None = None
+) -> int:
+    """Return the number of steps for ``epochs`` of a head's text.
+
+    ``batch`` is the number of tokens of a step, ``length`` that of a sequence, and ``tokens`` as in
+    :func:`read_head_text`.
+    """
+    training = read_head_text(folder, tokens).training
     num_sequences = Dialogues(training, length, seed).per_epoch
     return max(1, math.ceil(epochs * num_sequences * length / batch))

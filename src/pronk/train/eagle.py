@@ -1,4 +1,4 @@
-"""Training of an EAGLE-3 or MTP head on the target's own dialogues, with training-time test.
+"""Training of an EAGLE-3 or MTP head on dialogues of the target, with training-time test.
 
 Let ``t`` be the tokens of a text, and ``f`` the target's features. A row of the head learns the
 target's distribution after a token from two inputs::
@@ -30,11 +30,11 @@ With the option ``bits``, forward and backward passes have rounded weights
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -46,10 +46,15 @@ from pronk.drafting import ACCEPTANCE_FILE, head_acceptance_document
 from pronk.train.attention import ChainAttention
 from pronk.train.checkpoint import CHECKPOINT
 from pronk.train.clock import limit_time
-from pronk.train.corpus.answers import read_answers
-from pronk.train.dialogues import ANSWERS, Dialogues, Mark, hold_out, split_dialogues
+from pronk.train.dialogues import ANSWERS, Dialogues, Mark, read_head_text, split_dialogues
 from pronk.train.export import export_tensors
-from pronk.train.head_plan import begin_linear, check_answers, draft_vocabulary, head_config
+from pronk.train.head_plan import (
+    begin_linear,
+    check_answers,
+    coverage,
+    draft_vocabulary,
+    head_config,
+)
 from pronk.train.initial_head import InitialHead
 from pronk.train.loop import Objective, PassResult, find_device
 from pronk.train.losses import Comparison, autocast, distillation_loss, product_dtype
@@ -137,18 +142,16 @@ class EagleTraining(Objective[EagleModule]):
         self.options = options
         self.teacher = teacher
         self.device = find_device(options.device)
-        self.header, dialogues = read_answers(folder / ANSWERS)
-        check_answers(folder / ANSWERS, self.header.weights, teacher.fingerprint)
-        training, self.held_out = hold_out(dialogues)
+        self.dialogues = read_head_text(folder, options.tokens)
+        check_answers(folder / ANSWERS, self.dialogues.header.weights, teacher.fingerprint)
+        training = self.dialogues.training
         self.text = Dialogues(training, options.length, options.seed)
         self.phases = self.text, self.text
-        self.num_answered = sum(dialogue.num_answered for dialogue in training)
         config = teacher.llm.config
         self.config = head_config(config, options, teacher.name, teacher.fingerprint)
         self.sources = self.config.sources_of(config.num_layers)
-        draft_ids, self.coverage = draft_vocabulary(
-            training, options.draft_vocab, config.vocab_size
-        )
+        draft_ids = draft_vocabulary(training, options.draft_vocab, config.vocab_size)
+        self.coverage = coverage(self.dialogues.own, draft_ids)
         self.module = EagleModule(self.config, len(self.sources), draft_ids, options.depth)
         target = load_ends(teacher.folder, config, torch.bfloat16, torch.device("cpu"))
         self._embedding = target.embedding.detach().to(self.device)
@@ -342,20 +345,21 @@ class EagleTraining(Objective[EagleModule]):
         The figures of the engine are described in ``served.py``. With the option ``bits``, all
         figures are those of the rounded weights.
         """
-        if not self.held_out:
+        held_out = self.dialogues.held_out
+        if not held_out:
             return {}
         with self._as_deployed():
             figures = self._compare(length, seconds / 2)
         if not self.options.num_tokens:
             return figures
-        answered = [dialogue for dialogue in self.held_out if dialogue.answers]
+        answered = [dialogue for dialogue in held_out if dialogue.answers]
         questions = [dialogue.ids[: dialogue.answers[0][0]] for dialogue in answered]
         spec = f"{self.options.kind}(model={{model!r}}, num_tokens={self.options.num_tokens})"
         return figures | self.serve(self.teacher.llm, spec, questions[:_QUESTIONS], seconds / 2)
 
     def _compare(self, length: int, seconds: float) -> dict[str, float]:
         """Return the figures on held-out dialogues."""
-        held_out = Dialogues(self.held_out, max(length, self.options.length), seed=0)
+        held_out = Dialogues(self.dialogues.held_out, max(length, self.options.length), seed=0)
         rows = [_Rows() for _ in range(self.options.depth)]
         chains = {"S": [0.0, 0], "sampled S": [0.0, 0]}
         batches = held_out.batches(max(1, self.options.micro // held_out.length))
@@ -416,13 +420,13 @@ class EagleTraining(Objective[EagleModule]):
         if self.options.bits is None:
             export_tensors(folder, self.module.exported(), documents, card)
             return
-        with (
-            TemporaryDirectory(dir=self.folder) as scratch,
-            replace_folder(folder) as partial,
-        ):
-            plain = Path(scratch) / "plain"
+        plain = folder.with_name(f"{folder.name}.plain")
+        try:
             export_tensors(plain, self.module.exported(), documents, card)
-            quantize_head(plain, partial, self.options.bits, None)
+            with replace_folder(folder) as partial:
+                quantize_head(plain, partial, self.options.bits, None)
+        finally:
+            shutil.rmtree(plain, ignore_errors=True)
 
 
 def position_weights(weighting: str, decay: float, acceptance: Sequence[float]) -> list[float]:

@@ -40,21 +40,30 @@ _SMALL = 1e-4
 _RIDGE = 1e-3
 
 
-def draft_vocabulary(
-    dialogues: Iterable[Dialogue], size: int, vocab_size: int
-) -> tuple[Tensor, float]:
-    """Return the ids of the ``size`` most frequent tokens of the answers, and their coverage.
+def draft_vocabulary(dialogues: Iterable[Dialogue], size: int, vocab_size: int) -> Tensor:
+    """Return the ids of the ``size`` most frequent tokens of the answers.
 
-    The ids are in ascending order, and below ``vocab_size``. The coverage is the fraction (0..1) of
-    the answers' tokens that are among them.
+    The ids are in ascending order, and below ``vocab_size``.
     """
+    counts = _count_answers(dialogues)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))[:size]
+    return torch.tensor(sorted(ranked))
+
+
+def coverage(dialogues: Iterable[Dialogue], draft_ids: Tensor) -> float:
+    """Return the fraction (0..1) of the answers' tokens that are among ``draft_ids``."""
+    counts = _count_answers(dialogues)
+    covered = sum(counts[token] for token in draft_ids.tolist())
+    return covered / max(1, counts.total())
+
+
+def _count_answers(dialogues: Iterable[Dialogue]) -> Counter[int]:
+    """Return how often each token occurs in the answers."""
     counts: Counter[int] = Counter()
     for dialogue in dialogues:
         for start, end in dialogue.answers:
             counts.update(dialogue.ids[start:end])
-    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))[:size]
-    covered = sum(counts[token] for token in ranked) / max(1, counts.total())
-    return torch.tensor(sorted(ranked)), covered
+    return counts
 
 
 def head_config(

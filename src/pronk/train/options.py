@@ -328,6 +328,8 @@ class EagleOptions(DrafterOptions):
     bits: int | None = None
     # folder of the head whose weights the training begins with; ``None``: a linear fit
     init: str | None = None
+    # number of answer tokens after which no more dialogues are trained on; ``None``: all are
+    tokens: int | None = None
     # folder in which the target's outputs are stored, so that they are computed once
     states: Path | None = None
 
@@ -335,7 +337,7 @@ class EagleOptions(DrafterOptions):
         super().__post_init__()
         check_choice("kind", self.kind, ("eagle3", "mtp"))
         self._check(check_integer, ("depth",), 1, 16)
-        self._check(check_integer, ("draft_vocab", *self._given("mlp")), 1)
+        self._check(check_integer, ("draft_vocab", *self._given("mlp", "tokens")), 1)
         self._check(check_number, ("decay", "chains"), 0, 1, exclusive_min=True)
         if self.bits not in (None, 4, 8):
             refuse("bits", f"expected 4 or 8, found {self.bits}", OptionError)

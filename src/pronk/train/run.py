@@ -347,8 +347,11 @@ def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
         f"target, draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the "
         "answers"
     )
-    held_out = f"{len(head.held_out)} dialogues are held out"
-    yield f"text: {head.text.num_tokens} tokens, {head.num_answered} of them answers; {held_out}"
+    dialogues = head.dialogues
+    answers = [f"{dialogues.num_own_tokens} of them the target's answers"]
+    answers += [f"{tokens} those of {name}" for name, tokens in dialogues.other_tokens.items()]
+    held_out = f"{len(dialogues.held_out)} dialogues are held out"
+    yield f"text: {head.text.num_tokens} tokens, {', '.join(answers)}; {held_out}"
     if head.options.states:
         yield f"states: up to {states:.1f} GB in {head.options.states}; later epochs take less time"
     steps = o.steps - trainer.step

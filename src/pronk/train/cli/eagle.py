@@ -70,15 +70,17 @@ def eagle3(
     other_data: Annotated[
         list[Path] | None,
         text_option(
-            "File of answers of another model with the same tokenizer, to train on as well: those "
-            "of a smaller one take less time to write; repeatable.",
+            "File of the answers of another model with the same tokenizer, which are trained on, "
+            "too: a smaller model writes them in less time; repeatable.",
             metavar="FILE",
         ),
     ] = None,
     tokens: Annotated[
         int | None,
         text_option(
-            "Tokens of answers to train on, those of --data first.", min=1, show_default="all"
+            "Tokens of answers to train on, those of --data first. The last dialogue is whole.",
+            min=1,
+            show_default="all",
         ),
     ] = None,
     out: Annotated[Path, option("Folder of the run; an unfinished run in it is continued.")],
@@ -155,7 +157,7 @@ def eagle3(
         ),
     ] = None,
 ) -> None:
-    """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its own answers.
+    """Train an EAGLE-3 head for a model as it is deployed, quantized or not, on its answers.
 
     With --kind mtp it is an MTP head. OUT/export has the finished head, OUT/latest the head at the
     last evaluation or interruption, in the layout speculators, for the drafter of this kind. Ctrl-C
@@ -178,7 +180,7 @@ def eagle3(
     clock = Clock(settings["minutes"])
 
     from pronk.train.checkpoint import CHECKPOINT
-    from pronk.train.dialogues import steps_of
+    from pronk.train.dialogues import copy_answers, steps_of
     from pronk.train.initial_head import InitialHead, find_initial_head
     from pronk.train.run import Run, train_head
     from pronk.train.teacher import Teacher
@@ -194,6 +196,7 @@ def eagle3(
         "draft_vocab": draft_vocab,
         "mlp": mlp,
         "num_tokens": num_tokens,
+        "tokens": tokens,
         "states": states,
     }
     # Mistakes in these are reported before the target is loaded.
@@ -211,16 +214,8 @@ def eagle3(
         "micro": micro,
         "batch": batch,
     }
-    settings["steps"] = steps_of(
-        out,
-        data,
-        epochs,
-        batch,
-        length,
-        settings["seed"],
-        others=other_data or (),
-        tokens=tokens,
-    )
+    copy_answers(out, data, other_data or (), teacher.fingerprint)
+    settings["steps"] = steps_of(out, epochs, batch, length, settings["seed"], tokens)
     options = EagleOptions(
         **settings,
         **own,

@@ -23,10 +23,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +38,9 @@ _FORMAT = "pronk-answers-1"
 # values of ``AnswersHeader.prompts``
 QUESTIONS = "questions"
 BEGINNINGS = "beginnings of documents"
-# One dialogue in 49 is held out. The number is no multiple of that of the temperatures, which
-# dialogues have in turn, so the held-out dialogues have all temperatures.
-_HELD_OUT = 49
 _RECORD = struct.Struct("<IIHH")
 _SPAN = struct.Struct("<II")
 _CHECK = struct.Struct("<I")
-# fields of the header in which files that are trained on together may differ
-_FREE = frozenset({"sources", "seed", "max_tokens"})
-# and those in which the answers of another model with the same tokenizer may differ as well
-_FREE_OF_OTHERS = frozenset({"target", "architecture", "weights"})
 
 
 @dataclass(frozen=True)
@@ -67,8 +58,6 @@ class AnswersHeader:
     format: str = _FORMAT
     # what the model answered: questions in its chat format, or beginnings of documents
     prompts: str = QUESTIONS
-    # names of other models whose answers are also in the file, and how many tokens of each
-    others: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,11 +74,6 @@ class Dialogue:
     def num_answered(self) -> int:
         """Number of tokens of the dialogue that the model wrote."""
         return sum(end - start for start, end in self.answers)
-
-    @property
-    def is_held_out(self) -> bool:
-        """Whether the dialogue is for evaluation, not for training."""
-        return self.number % _HELD_OUT == _HELD_OUT - 1
 
 
 class AnswersWriter:
@@ -131,63 +115,36 @@ def read_answers(path: Path) -> tuple[AnswersHeader, list[Dialogue]]:
     return _read(path)[:2]
 
 
-def merge_answers(
-    files: Sequence[Path],
-    out: Path,
-    *,
-    others: Sequence[Path] = (),
-    tokens: int | None = None,
-) -> None:
+def merge_answers(files: Sequence[Path], out: Path) -> None:
     """Write the dialogues of several files of answers to ``out``, sorted by number, each once.
 
     The files may have other sources, seeds and maximum lengths; the header of ``out`` has all
     sources, and otherwise that of the first file.
 
-    Args:
-        files: files of answers of one model.
-        out: the file to write.
-        others: files of answers of other models that have the same tokenizer. Their held-out
-            dialogues are left out, so that all held-out dialogues are those of ``files``.
-        tokens: number of answer tokens after which no more dialogues are read, in the order of the
-            files; ``None`` is all.
-
     Raises:
-        OptionError: a file cannot be read, is of another model (in ``others``, of another
-            tokenizer) or of other prompts than the first one, or has another dialogue of the same
-            number than an earlier file.
+        OptionError: a file cannot be read, is of another model or of other prompts than the first
+            one, or has another dialogue of the same number than an earlier file.
         CheckpointError: writing fails.
     """
-    header, _ = read_answers(files[0])
+    contents = [read_answers(path) for path in files]
+    header, _ = contents[0]
     sources: dict[str, None] = {}
     by_number: dict[int, Dialogue] = {}
-    by_other: Counter[str] = Counter()
-    left = inf if tokens is None else tokens
-    for place, path in enumerate((*files, *others)):
-        is_other = place >= len(files)
-        found, dialogues = read_answers(path)
-        free = _FREE | _FREE_OF_OTHERS if is_other else _FREE
-        kept = {name: getattr(header, name) for name in free}
-        _check_same(path, header, replace(found, **kept))
+    for path, (found, dialogues) in zip(files, contents, strict=True):
         sources.update(dict.fromkeys(found.sources))
+        free = {name: getattr(header, name) for name in ("sources", "seed", "max_tokens")}
+        _check_same(path, header, replace(found, **free))
         for dialogue in dialogues:
-            if left <= 0:
-                break
-            if is_other and dialogue.is_held_out:
-                continue
             if by_number.setdefault(dialogue.number, dialogue) != dialogue:
                 msg = (
                     f"{path}: expected numbers of dialogues that no other file has, found "
                     f"{dialogue.number} twice; write the file with another --first"
                 )
                 raise OptionError(msg)
-            left -= dialogue.num_answered
-            if is_other:
-                by_other[found.target] += dialogue.num_answered
     partial = out.with_name(f"{out.name}.partial")
     partial.unlink(missing_ok=True)
     in_order = [by_number[number] for number in sorted(by_number)]
-    merged = replace(header, sources=tuple(sources), others=tuple(by_other.items()))
-    AnswersWriter(partial, merged).append(in_order)
+    AnswersWriter(partial, replace(header, sources=tuple(sources))).append(in_order)
     partial.replace(out)
 
 
@@ -198,9 +155,7 @@ def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
         data = read_input(path)
         line, _, _ = data.partition(b"\n")
         values: dict[str, Any] = json.loads(line.decode())
-        values["sources"] = tuple(values["sources"])
-        values["others"] = tuple((name, tokens) for name, tokens in values.get("others", ()))
-        header = AnswersHeader(**values)
+        header = AnswersHeader(**values | {"sources": tuple(values["sources"])})
     except OSError as error:
         msg = (
             f"{path}: expected a file of answers, found {describe_reason(error)}; write one with "

@@ -396,10 +396,11 @@ def _check_target(
 
 
 def draft_ids_of(offsets: Array, vocab_size: int, folder: Path) -> DraftIds:
-    """Return the target's token of each token of a draft vocabulary.
+    """Return the target's id of each token of a draft vocabulary, int32 ``[len(offsets)]``.
 
-    ``offsets`` is the tensor ``d2t`` of a head in ``folder``: the differences of the two numbers.
-    Raises CheckpointError if two tokens are equal, or one is not below ``vocab_size``.
+    ``offsets`` is the tensor ``d2t`` of a head in ``folder``: element ``i`` is the target's id of
+    draft token ``i``, minus ``i``. Raises CheckpointError if two ids are equal, or one is not in
+    ``0 .. vocab_size - 1``.
     """
     ids = np.arange(len(offsets)) + offsets
     if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) < len(ids):
