@@ -58,8 +58,8 @@ def test_faults_of_a_wheel(
     ):
         with pytest.raises(SystemExit, match="expected the libraries"):
             wheels.check(wheel(tmp_path, tag, *files, *found))
-    with pytest.raises(SystemExit, match="expected at most 25 MB"):
-        wheels.check(wheel(tmp_path, tag, *files, *libraries, size=25_000_000))
+    with pytest.raises(SystemExit, match="expected at most 48 MB"):
+        wheels.check(wheel(tmp_path, tag, *files, *libraries, size=wheels.MAX_SIZE))
 
 
 def test_unknown_names_are_refused(wheels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
