@@ -710,6 +710,7 @@ def test_the_command_trains_exports_and_goes_on(
     options = f"--init {tmp_path / 'run' / 'export'} --chains 0.5 --bits 8"
     output = run_command(f"{further} {options}")
     assert f"first weights: those of {tmp_path / 'run' / 'export'}\n" in output
+    assert not list((tmp_path / "further").glob("*.plain"))
     card = (tmp_path / "further" / "export" / "README.md").read_text(encoding="utf-8")
     assert (
         "weights decay 0.8; 0.5 of the positions have the later steps; for weights of 8 bits; the "

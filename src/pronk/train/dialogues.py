@@ -289,10 +289,10 @@ def copy_answers(
     copy = folder / ANSWERS
     if copy.exists():
         return
-    for path in answers:
-        header, _ = read_answers(path)
+    headers = [read_answers(path)[0] for path in answers]
+    for path, header in zip(answers, headers, strict=True):
         check_answers(path, header.weights, target)
-    contents = [_read_others(path, header) for path in others]
+    contents = [_read_others(path, headers[0]) for path in others]
     with convert_write_errors(copy, "the dialogues"):
         copy.parent.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(OTHER_ANSWERS):
@@ -314,11 +314,15 @@ def _read_others(path: Path, own: AnswersHeader) -> tuple[AnswersHeader, list[Di
         msg = f"{path}: expected answers of another model, found the target's; give them as --data"
         raise OptionError(msg)
     highest = max((max(dialogue.ids) for dialogue in dialogues), default=0)
-    if header.tokenizer != own.tokenizer or highest >= own.vocab_size:
+    found: str | None = None
+    if header.tokenizer != own.tokenizer:
+        found = f"those of {header.target} ({header.tokenizer})"
+    elif highest >= own.vocab_size:
+        found = f"token {highest} of {header.target}, which the target does not have"
+    if found is not None:
         msg = (
             f"{path}: expected answers of a model with the target's tokenizer ({own.tokenizer}), "
-            f"found those of {header.target} ({header.tokenizer}); let a model of the target's "
-            "family write them"
+            f"found {found}; let a model of the target's family write them"
         )
         raise OptionError(msg)
     return header, dialogues

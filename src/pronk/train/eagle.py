@@ -420,6 +420,7 @@ class EagleTraining(Objective[EagleModule]):
         if self.options.bits is None:
             export_tensors(folder, self.module.exported(), documents, card)
             return
+        # if the process is killed, the next export replaces this folder
         plain = folder.with_name(f"{folder.name}.plain")
         try:
             export_tensors(plain, self.module.exported(), documents, card)
