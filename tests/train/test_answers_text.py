@@ -1,15 +1,17 @@
 """Drafters that learn from files of the target's own dialogues."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gguf_files import convert
-from pronk import LLM, SamplingParams
+from pronk import LLM, OptionError, SamplingParams
 from pronk.train.corpus.answers import read_answers
-from pronk.train.dialogues import hold_out
+from pronk.train.corpus.sources import SourceSpec
+from pronk.train.dialogues import hold_out, write_answers_text
 from pronk.train.own_text import answers_header, write_answers
 from pronk.train.teacher import Teacher
 from train.tiny import refusal, run_command
@@ -99,3 +101,19 @@ def test_bad_sources(teacher: Teacher, answers: Path, corpus: Path, tmp_path: Pa
     assert message == "on-policy: expected none with answers as the source, found 200; leave it out"
     message = refusal(f"lm --source {answers}=1 --out {tmp_path / 'lm'}")
     assert message.startswith(f"{answers}: expected text, found answers of a model")
+
+
+def test_a_resumed_run_has_its_old_answers(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+    """Files are told apart by their names, so that they can be moved between the commands."""
+    folder = tmp_path / "run" / "data"
+    spec = SourceSpec(answers.stem, "answers", answers, 1.0)
+    write_answers_text([spec], teacher, folder, held_out=2)
+    written = (folder / "on-policy.bin").read_bytes()
+    moved = replace(spec, path=tmp_path / "gone" / answers.name)
+    write_answers_text([moved], teacher, folder, held_out=2)
+    for other in (replace(spec, name="others"), replace(spec, weight=2.0)):
+        with pytest.raises(OptionError, match=r"^cannot resume .*expected sources = .* as before"):
+            write_answers_text([other], teacher, folder, held_out=2)
+    with pytest.raises(OptionError, match=r"^cannot resume .*expected sources = .* as before"):
+        write_answers_text([spec, spec], teacher, folder, held_out=2)
+    assert (folder / "on-policy.bin").read_bytes() == written

@@ -883,8 +883,20 @@ def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
 
 
 def test_the_copy_of_the_answers_stays(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
-    copy_answers(tmp_path, [answers], (), teacher.fingerprint)
-    copy_answers(tmp_path, [tmp_path / "gone"], (), teacher.fingerprint)
+    sibling = tmp_path / "sibling.answers"
+    write_sibling(answers, sibling)
+    copy_answers(tmp_path, [answers], [sibling], teacher.fingerprint)
+    sibling.unlink()
+    moved = tmp_path / "gone" / answers.name
+    copy_answers(tmp_path, [moved], [sibling], teacher.fingerprint)
+    assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
+    for own, others, message in (
+        ([answers, sibling], [sibling], "data = .* as before, found "),
+        ([sibling], [sibling], "data = .* as before, found "),
+        ([answers], [], "other-data = .'sibling.answers'. as before, found .."),
+    ):
+        with pytest.raises(OptionError, match=f"^cannot resume .*expected {message}"):
+            copy_answers(tmp_path, own, others, teacher.fingerprint)
     assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
     steps = steps_of(tmp_path, 2, 256, 64, 0)
     assert steps_of(tmp_path, 4, 256, 64, 0) >= 2 * steps - 1

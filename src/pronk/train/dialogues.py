@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from pronk import OptionError
 from pronk.base import convert_write_errors, refuse, write_json, write_tokens
 from pronk.checkpoint import Fingerprint
+from pronk.train.checkpoint import check_unchanged
 from pronk.train.corpus.answers import (
     AnswersHeader,
     AnswersWriter,
@@ -33,6 +35,8 @@ from pronk.train.teacher import Teacher
 ANSWERS = "data/dialogues.answers"
 # pattern of the paths of its copies of files of other models' answers
 OTHER_ANSWERS = "data/other-*.answers"
+# path, in the run's folder, of the names of the files that were copied
+_FILES = "data/answers.json"
 # One dialogue in 49 is held out. The number is no multiple of that of the temperatures, which
 # dialogues have in turn, so the held-out dialogues have all temperatures.
 _HELD_OUT = 49
@@ -180,9 +184,14 @@ def write_answers_text(
     The dialogues take the place of the text that the target would write in the run
     (:mod:`pronk.train.on_policy` lists the files in ``folder``). The engine measures the drafter
     with the prompts of the first ``held_out`` of the held-out dialogues. Raises OptionError if
-    another model wrote the answers; CheckpointError if the text cannot be written.
+    another model wrote the answers, or the run's files have other names; CheckpointError if the
+    text cannot be written.
     """
-    if (folder / "sources.json").exists():
+    recipe = {"sources": [[spec.name, spec.weight] for spec in sources]}
+    summary_file = folder / "sources.json"
+    if summary_file.exists():
+        old = json.loads(summary_file.read_text(encoding="utf-8"))["recipe"]
+        check_unchanged(folder.parent, old, recipe)
         return
     copy = folder / "dialogues.answers"
     with convert_write_errors(folder, "the training text"):
@@ -202,13 +211,13 @@ def write_answers_text(
     size = copy.stat().st_size
     origin = OriginRecord("answers", questions, "of these documents", len(training), size)
     summary = {
-        "recipe": asdict(header),
+        "recipe": recipe,
         "weights": {"answers": 1.0},
         "duplicates": 0,
         "excluded": 0,
         "origins": [asdict(origin)],
     }
-    write_json(folder / "sources.json", summary, indent=1)
+    write_json(summary_file, summary, indent=1)
 
 
 @dataclass(frozen=True)
@@ -273,7 +282,8 @@ def copy_answers(
 ) -> None:
     """Copy files of answers into the folder of a head's run, unless it has copies.
 
-    So new answers in the files do not change a run that is resumed.
+    So new answers in the files do not change a run that is resumed. The files of a resumed run must
+    have their old names; their contents are not read again.
 
     Args:
         folder: the run's folder.
@@ -283,11 +293,19 @@ def copy_answers(
 
     Raises:
         OptionError: a file cannot be read, is of another model than it should be, or of another
-            tokenizer; or two dialogues of the target have the same number.
+            tokenizer; two dialogues of the target have the same number; or a resumed run has other
+            files.
         CheckpointError: writing fails.
     """
     copy = folder / ANSWERS
+    names_file = folder / _FILES
+    names = {
+        "data": [path.name for path in answers],
+        "other_data": [path.name for path in others],
+    }
     if copy.exists():
+        if names_file.exists():  # older versions did not write it
+            check_unchanged(folder, json.loads(names_file.read_text(encoding="utf-8")), names)
         return
     headers = [read_answers(path)[0] for path in answers]
     for path, header in zip(answers, headers, strict=True):
@@ -300,6 +318,7 @@ def copy_answers(
         for number, (other, dialogues) in enumerate(contents):
             path = folder / OTHER_ANSWERS.replace("*", f"{number:03}")
             AnswersWriter(path, other).append(dialogues)
+        write_json(names_file, names)
         # the last one: without it, the copies are not complete
         merge_answers(answers, copy)
 
