@@ -3,13 +3,16 @@
 import gzip
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pronk import LLM
 from pronk.base.errors import OptionError
 from pronk.sampling.params import SamplingParams
+from pronk.train import own_text
 from pronk.train.corpus import questions as questions_module
 from pronk.train.corpus.answers import (
     AnswersHeader,
@@ -20,7 +23,7 @@ from pronk.train.corpus.answers import (
 )
 from pronk.train.corpus.collection import Exclusion
 from pronk.train.corpus.questions import WEIGHTS, Questions
-from pronk.train.corpus.sources import SourceSpec, spec_of
+from pronk.train.corpus.sources import SourceSpec, SourceText, spec_of
 from pronk.train.own_text import answers_header, temperature_of, write_answers
 from pronk.train.teacher import Teacher
 from train.tiny import refusal, run_command, write_jsonl
@@ -110,6 +113,23 @@ def test_no_documents_are_refused(tmp_path: Path) -> None:
         Questions([spec_of(write_jsonl(tmp_path / "d.jsonl", ["too short"]), "data")])
 
 
+def test_python_alone_gives_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that had nothing but a notice of its licence is no text to ask about."""
+    files = ["", "\n", "def add(one, two):\n    return one + two\n" * 20]
+
+    def read(_: SourceSpec) -> Iterator[SourceText]:
+        return (SourceText(text, "a package", "MIT") for text in files)
+
+    monkeypatch.setattr(questions_module, "read_source", read)
+    source = SourceSpec("python", "python", None, 1.0)
+    questions = Questions([source])
+    turns = [questions.ask(number)[0] for number in range(3000)]  # all tasks and files
+    assert any("return one + two" in each for each in turns)
+    files.pop()
+    with pytest.raises(OptionError, match="data: expected documents to ask questions about"):
+        Questions([source])
+
+
 def test_a_file_of_answers_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "a.answers"
     writer = AnswersWriter(path, HEADER)
@@ -160,7 +180,9 @@ def test_files_of_one_model_are_merged_by_number(tmp_path: Path) -> None:
     two = tmp_path / "two"
     out = tmp_path / "out"
     AnswersWriter(one, HEADER).append(DIALOGUES[1:])
-    AnswersWriter(two, HEADER).append([*DIALOGUES, replace(DIALOGUES[0], number=9)])
+    # the weights tell models apart, not the names of their files
+    moved = replace(HEADER, target="moved.gguf")
+    AnswersWriter(two, moved).append([*DIALOGUES, replace(DIALOGUES[0], number=9)])
     merge_answers([one, two], out)
     assert read_answers(out) == (HEADER, [*DIALOGUES, replace(DIALOGUES[0], number=9)])
     AnswersWriter(tmp_path / "other", replace(HEADER, weights="ef56"))
@@ -219,6 +241,30 @@ def test_the_target_answers_and_goes_on_after_an_interruption(
     assert {dialogue.temperature for dialogue in mine.values()} == {
         temperature_of(number) for number in mine
     }
+
+
+def test_a_short_answer_does_not_end_the_writing(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = answers_header(teacher.llm, [], 12, 3)
+    answer = own_text._answer
+    silent = range(20)
+
+    def begin_short(llm: LLM, header: AnswersHeader, asked: dict[int, list[str]]) -> list[Dialogue]:
+        return answer(llm, header, {n: each for n, each in asked.items() if n not in silent})
+
+    monkeypatch.setattr(own_text, "_answer", begin_short)
+    path = tmp_path / "a"
+    assert write_answers(
+        teacher.llm, lambda _: ["What?"], header, path, tokens=12, batch=1, progress=lambda _: None
+    )
+    assert min(dialogue.number for dialogue in read_answers(path)[1]) == 20
+    silent = range(100)
+    with pytest.raises(OptionError, match="expected answers to 33 questions, found none of at le"):
+        write_answers(
+            teacher.llm, lambda _: ["What?"], header, tmp_path / "b", tokens=12, batch=1,
+            progress=lambda _: None,
+        )  # fmt: skip
 
 
 def test_answers_are_those_of_the_target(teacher: Teacher, tmp_path: Path) -> None:

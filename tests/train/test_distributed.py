@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ from pronk.base.errors import OptionError
 from pronk.cli.main import main
 from pronk.train import run as train_run
 from pronk.train.checkpoint import load_checkpoint
+from pronk.train.corpus.answers import AnswersWriter, read_answers
 from pronk.train.distributed import ProcessGroup, join_processes, local_device
+from pronk.train.own_text import answers_header, write_answers
 from pronk.train.teacher import Teacher
 from train.kinds import Start
 from train.tiny import draft_command, run_command, same_weights
@@ -74,6 +77,31 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.fixture(scope="module")
+def answers(teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("answers") / "own.answers"
+    header = answers_header(teacher.llm, [], 20, 3)
+    write_answers(
+        teacher.llm,
+        lambda number: [f"What does number {number} see?"],
+        header,
+        path,
+        tokens=1500,
+        batch=16,
+        progress=lambda _: None,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def sibling(answers: Path) -> Path:
+    """Return the same dialogues as those of another model."""
+    header, dialogues = read_answers(answers)
+    path = answers.with_name("sibling.answers")
+    AnswersWriter(path, replace(header, target="s.gguf", weights="0" * 16)).append(dialogues)
+    return path
+
+
 MORE = "--steps 6 --evaluate-every 3 --num-tokens 2"
 
 
@@ -83,7 +111,12 @@ def together(
 ) -> tuple[Path, str]:
     """The folder and the output of a run of two processes."""
     folder = tmp_path_factory.mktemp("together")
-    words = ["train", *draft_command(teacher, corpus, folder / "run", MORE)]
+    return folder, train_together(folder, draft_command(teacher, corpus, folder / "run", MORE))
+
+
+def train_together(folder: Path, command: list[str]) -> str:
+    """Run a command of ``pronk train`` in two processes; return what both have printed."""
+    words = ["train", *command]
     port = free_port()
     context = multiprocessing.get_context("fork")
     children = [
@@ -97,7 +130,7 @@ def together(
         child.join()
     output = "".join((folder / f"{rank}.txt").read_text() for rank in range(2))
     assert [child.exitcode for child in children] == [0, 0], output
-    return folder, output
+    return output
 
 
 def test_processes_agree(together: tuple[Path, str]) -> None:
@@ -135,6 +168,20 @@ def test_two_processes_train_as_one(
         == output.count("reading sources")
         == 1
     )
+
+
+def test_one_process_copies_the_answers(
+    answers: Path, sibling: Path, teacher: Teacher, tmp_path: Path
+) -> None:
+    command = (
+        f"eagle3 --model {teacher.folder} --out {tmp_path / 'run'} --batch 128 --micro 64 "
+        "--length 64 --depth 1 --draft-vocab 150 --mlp 24 --threads 1 --num-tokens 0 --epochs 0.1 "
+        f"--data {answers} --other-data {sibling}"
+    )
+    output = train_together(tmp_path, command.split())
+    assert output.count("finished: ") == 1
+    copies = [*(tmp_path / "run" / "data").glob("other-*")]
+    assert [read_answers(copy) for copy in copies] == [read_answers(sibling)]
 
 
 def test_passes_of_a_step_are_shared_evenly(start: Start) -> None:

@@ -30,7 +30,7 @@ from pronk.llm import LLM
 from pronk.models.loader import Fingerprint
 from pronk.sampling.params import SamplingParams
 from pronk.train.attention import ChainAttention, compute_features
-from pronk.train.checkpoint import load_checkpoint, save_checkpoint
+from pronk.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pronk.train.clock import Clock
 from pronk.train.corpus.answers import AnswersWriter, Dialogue, read_answers
 from pronk.train.dialogues import (
@@ -740,19 +740,24 @@ def test_the_text_of_siblings_follows_the_own(
     copy_answers(run, [answers, answers], [one, two], teacher.fingerprint)
     text = read_head_text(run)
     assert text.own == training
-    assert text.training == [*training, *dialogues, *dialogues]
-    assert text.other_tokens == {"s.gguf": 2 * sum(each.num_answered for each in dialogues)}
+    assert text.training == [*training, *training, *training]
+    assert text.other_tokens == {"s.gguf": 2 * sum(each.num_answered for each in training)}
     own = text.num_own_tokens
     for tokens, num_own, num_others in (
-        (1, 1, 0),
-        (own - 1, len(training), 0),
-        (own, len(training), 0),
         (own + 1, len(training), 1),
+        (2 * own, len(training), len(training)),
     ):
         less = read_head_text(run, tokens)
         assert less.held_out == text.held_out == held_out
-        assert less.training == [*training[:num_own], *dialogues[:num_others]]
-        assert bool(less.other_tokens) == bool(num_others)
+        assert less.training == [*training[:num_own], *training[:num_others]]
+        assert less.other_tokens
+    for tokens in (1, own):
+        with pytest.raises(OptionError, match=rf"tokens: expected more than .*, found {tokens}; "):
+            read_head_text(run, tokens)
+    alone = tmp_path / "alone"
+    copy_answers(alone, [answers], [], teacher.fingerprint)
+    assert read_head_text(alone, 1).training == training[:1]
+    assert read_head_text(alone, own - 1).training == training
 
 
 def test_files_of_the_wrong_model_are_refused(
@@ -785,7 +790,7 @@ def test_files_of_the_wrong_model_are_refused(
     with pytest.raises(OptionError, match="expected numbers of dialogues that no other file has"):
         copy_answers(run, [answers, other], [sibling, sibling], teacher.fingerprint)
     copy_answers(run, [answers], [sibling], teacher.fingerprint)
-    assert read_head_text(run).others == dialogues
+    assert read_head_text(run).others == hold_out(dialogues)[0]
 
 
 def test_the_command_trains_on_answers_of_a_sibling(
@@ -885,7 +890,10 @@ def test_a_head_has_a_rope_that_its_file_can_describe(kind: str) -> None:
 def test_the_copy_of_the_answers_stays(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
     sibling = tmp_path / "sibling.answers"
     write_sibling(answers, sibling)
+    copy_answers(tmp_path, [answers], [], teacher.fingerprint)
+    # without a checkpoint, the run may still begin with other files
     copy_answers(tmp_path, [answers], [sibling], teacher.fingerprint)
+    (tmp_path / CHECKPOINT).touch()
     sibling.unlink()
     moved = tmp_path / "gone" / answers.name
     copy_answers(tmp_path, [moved], [sibling], teacher.fingerprint)
@@ -898,6 +906,15 @@ def test_the_copy_of_the_answers_stays(teacher: Teacher, answers: Path, tmp_path
         with pytest.raises(OptionError, match=f"^cannot resume .*expected {message}"):
             copy_answers(tmp_path, own, others, teacher.fingerprint)
     assert read_answers(tmp_path / ANSWERS) == read_answers(answers)
+    # a run of an older version
+    (tmp_path / "data" / "answers.json").unlink()
+    copy_answers(tmp_path, [sibling], [], teacher.fingerprint)
+    with pytest.raises(OptionError, match=r"other-data = .. as before, found .'sibling.answers'."):
+        copy_answers(tmp_path, [answers], [sibling], teacher.fingerprint)
+
+
+def test_steps_of_epochs(teacher: Teacher, answers: Path, tmp_path: Path) -> None:
+    copy_answers(tmp_path, [answers], (), teacher.fingerprint)
     steps = steps_of(tmp_path, 2, 256, 64, 0)
     assert steps_of(tmp_path, 4, 256, 64, 0) >= 2 * steps - 1
     assert steps_of(tmp_path, 2, 256, 64, 0, tokens=500) < steps

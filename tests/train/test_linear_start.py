@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from drafting.from_target.trained_eagle import HIDDEN
+from pronk.base.errors import OptionError
 from pronk.drafting.from_target.modules.eagle_config import EagleConfig
 from pronk.train.attention import ChainAttention
 from pronk.train.corpus.answers import Dialogue
@@ -32,13 +33,29 @@ def generator() -> torch.Generator:
 def test_the_fit_is_that_of_numpy(generator: torch.Generator) -> None:
     x, e = (torch.randn(500, size, generator=generator) for size in (12, 6))
     z = torch.randn(500, 6, generator=generator) + x[:, :6] + 2 * e
-    start = fit([(x[:200], e[:200], z[:200]), (x[200:], e[200:], z[200:])])
-    inputs = torch.cat((x, e), dim=1).numpy()
-    wanted = np.linalg.lstsq(inputs, z.numpy(), rcond=None)[0]
+    x *= torch.arange(1, 13)  # unequal channels
+    z[:, 0] *= 50
+    start, balance, channels = fit([(x[:200], e[:200], z[:200]), (x[200:], e[200:], z[200:])])
+    torch.testing.assert_close(balance, x.square().mean(0).rsqrt(), rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(channels, z.square().mean(0).sqrt(), rtol=1e-3, atol=0.0)
+    inputs = torch.cat((x * balance, e), dim=1).numpy()
+    wanted = np.linalg.lstsq(inputs, (z / channels).numpy(), rcond=None)[0]
     found = torch.cat((start.from_hidden, start.from_embedding), dim=1).T
     np.testing.assert_allclose(found, wanted, atol=0.01)
     assert start.scale == pytest.approx(np.sqrt(np.square(inputs @ wanted).mean()), rel=0.01)
     torch.testing.assert_close(start.embeddings, e.T @ e / 500)
+
+
+def test_prompts_as_long_as_the_sequences_are_refused(generator: torch.Generator) -> None:
+    target = tiny_module(windows=(None,) * 4)
+    module = new_module(target, generator)
+    dialogues = [Dialogue(0, 0.0, list(range(80)), [(60, 80)])]
+
+    def states(ids: Sequence[int], first: int) -> TargetStates:
+        raise AssertionError
+
+    with pytest.raises(OptionError, match="length: expected more tokens than the prompts of the d"):
+        begin_linear(module, target, states, dialogues, 60, generator)  # type: ignore[arg-type]
 
 
 def test_the_product_of_low_rank_is_the_best_one(generator: torch.Generator) -> None:

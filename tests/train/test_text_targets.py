@@ -69,6 +69,12 @@ def test_excluded_beginnings_are_skipped(sources: list[SourceSpec], tmp_path: Pa
     assert not any(excludes(text) for each in texts for text in each)
 
 
+def test_a_document_that_begins_with_a_long_word_is_skipped(tmp_path: Path) -> None:
+    text = f"{'x' * 2000} {' '.join(f'word{number}' for number in range(40))}"
+    beginnings = Beginnings([spec_of(write_jsonl(tmp_path / "d.jsonl", [text]), "data")])
+    assert beginnings.ask(0) == []
+
+
 def test_documents_that_are_too_short_are_refused(tmp_path: Path) -> None:
     spec = spec_of(write_jsonl(tmp_path / "d.jsonl", ["too short"]), "data")
     message = r"data 'd\.jsonl': expected documents of at least 30 words, found none; give others"

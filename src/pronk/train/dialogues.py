@@ -17,7 +17,7 @@ from torch import Tensor
 from pronk import OptionError
 from pronk.base import convert_write_errors, refuse, write_json, write_tokens
 from pronk.checkpoint import Fingerprint
-from pronk.train.checkpoint import check_unchanged
+from pronk.train.checkpoint import CHECKPOINT, check_unchanged
 from pronk.train.corpus.answers import (
     AnswersHeader,
     AnswersWriter,
@@ -246,7 +246,9 @@ def read_head_text(folder: Path, tokens: int | None = None) -> HeadText:
     """Return the text of a head's run in ``folder``, from its copies of the files of answers.
 
     ``tokens`` is the number of answer tokens after which no more dialogues are taken to train on,
-    by default all. All held-out dialogues of the target are in the result.
+    by default all. All held-out dialogues of the target are in the result. Dialogues of other
+    models with the numbers of those are left out: their questions may be the same. Raises
+    OptionError if ``tokens`` leaves no dialogue of other models.
     """
     limit = math.inf if tokens is None else tokens
     header, dialogues = read_answers(folder / ANSWERS)
@@ -255,9 +257,13 @@ def read_head_text(folder: Path, tokens: int | None = None) -> HeadText:
     left = limit - _num_answered(own)
     others = list[Dialogue]()
     other_tokens = Counter[str]()
-    for path in sorted(folder.glob(OTHER_ANSWERS)):
+    paths = sorted(folder.glob(OTHER_ANSWERS))
+    if paths and left <= 0:
+        expected = f"expected more than {_num_answered(training)}, the tokens of --data"
+        refuse("tokens", f"{expected}, found {tokens}; leave --other-data out", OptionError)
+    for path in paths:
         other, dialogues = read_answers(path)
-        taken = list(_take(dialogues, left))
+        taken = list(_take(hold_out(dialogues)[0], left))
         others += taken
         other_tokens[other.target] += _num_answered(taken)
         left -= _num_answered(taken)
@@ -280,7 +286,7 @@ def _num_answered(dialogues: Sequence[Dialogue]) -> int:
 def copy_answers(
     folder: Path, answers: Sequence[Path], others: Sequence[Path], target: Fingerprint
 ) -> None:
-    """Copy files of answers into the folder of a head's run, unless it has copies.
+    """Copy files of answers into the folder of a head's run, unless the run has a checkpoint.
 
     So new answers in the files do not change a run that is resumed. The files of a resumed run must
     have their old names; their contents are not read again.
@@ -303,9 +309,12 @@ def copy_answers(
         "data": [path.name for path in answers],
         "other_data": [path.name for path in others],
     }
-    if copy.exists():
-        if names_file.exists():  # older versions did not write it
-            check_unchanged(folder, json.loads(names_file.read_text(encoding="utf-8")), names)
+    if (folder / CHECKPOINT).exists() and copy.exists():
+        # runs of older versions have no file of names, and no answers of other models
+        before = names | {"other_data": []}
+        if names_file.exists():
+            before = json.loads(names_file.read_text(encoding="utf-8"))
+        check_unchanged(folder, before, names)
         return
     headers = [read_answers(path)[0] for path in answers]
     for path, header in zip(answers, headers, strict=True):

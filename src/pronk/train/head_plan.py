@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pronk import OptionError
+from pronk.base import refuse
 from pronk.checkpoint import Fingerprint, ModelConfig, RopeConfig
 from pronk.drafting import EagleConfig, default_sources
 from pronk.train.corpus.answers import Dialogue
@@ -156,53 +157,67 @@ def begin_linear(
     channels have the same mean square, because a few channels of the target's outputs are tens of
     times larger than the others, and nearly constant. The predicted last output is scaled likewise.
     """
+    answered = [each for each in dialogues if each.answers and 1 < each.answers[0][0] < length]
+    if not answered:
+        longest = "than the prompts of the dialogues"
+        refuse("length", f"expected more tokens {longest}, found {length}; raise it", OptionError)
     count = len(module.input_norms)
     size = target.config.hidden_size
     weight = target.norm.get_parameter("weight").float()
     weight = weight.where(weight.abs() > _SMALL, math.inf)
-    parts = []
-    answered = (each for each in dialogues if each.answers and 1 < each.answers[0][0] < length)
-    for each in islice(answered, _SAMPLES):
-        ids = torch.tensor(each.ids[:length])
-        first = each.answers[0][0] - 1
-        found = states(ids.tolist(), first)
-        hidden = module.inputs(found.hidden[first - 1 : -1].float())
-        x = F.rms_norm(hidden.unflatten(-1, (count, size)), (size,))
-        e = F.rms_norm(target.embedding[ids[first:]].float(), (size,))
-        z = found.last.float() / weight
-        parts.append((x, e, z))
-    if not parts:
-        return
-    mean_squares = torch.cat([x for x, *_ in parts]).square().mean(0)
-    balance = mean_squares.add(_SMALL).rsqrt()
-    for norm, values in zip(module.input_norms, balance, strict=True):
+
+    def rows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for each in answered[:_SAMPLES]:
+            ids = torch.tensor(each.ids[:length])
+            first = each.answers[0][0] - 1
+            found = states(ids.tolist(), first)
+            hidden = module.inputs(found.hidden[first - 1 : -1].float())
+            x = F.rms_norm(hidden.unflatten(-1, (count, size)), (size,))
+            e = F.rms_norm(target.embedding[ids[first:]].float(), (size,))
+            yield x.flatten(1), e, found.last.float() / weight
+
+    fitted = fit(rows())
+    for norm, values in zip(module.input_norms, fitted.balance.chunk(count), strict=True):
         norm.get_parameter("weight").copy_(values)
-    channels = torch.cat([z for *_, z in parts]).square().mean(0).add(_SMALL**2).sqrt()
-    start = fit(((x * balance).flatten(1), e, z / channels) for x, e, z in parts)
-    module.begin_linear(start, channels, target, generator)
+    module.begin_linear(fitted.start, fitted.channels, target, generator)
 
 
-def fit(rows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> LinearStart:
-    """Return the matrices ``A`` and ``B`` for which ``A x + B e`` is nearest to ``z``.
+class Fit(NamedTuple):
+    """The best linear prediction of scaled outputs from scaled inputs, and the scales."""
+
+    start: LinearStart  # of ``z / channels`` from ``balance * x`` and ``e``
+    balance: Tensor  # ``[sources * size]``, inverse of the root mean square of each channel of x
+    channels: Tensor  # ``[size]``, root mean square of each channel of z
+
+
+def fit(rows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Fit:
+    """Return the matrices ``A`` and ``B`` for which ``A x + B e`` is nearest to ``z``, scaled.
 
     ``rows`` yields the data in one or several parts: the target's outputs ``x`` ``[rows, sources *
-    size]``, the embeddings ``e`` and the targets ``z``, both ``[rows, size]``.
+    size]``, the embeddings ``e`` and the targets ``z``, both ``[rows, size]``. One part at a time
+    is kept.
     """
     sums = list[Tensor]()
     count = 0
     width = 0
     for x, e, z in rows:
         inputs = torch.cat((x, e), dim=-1)
-        own = [(inputs.T @ inputs).double(), (inputs.T @ z).double()]
+        own = [(inputs.T @ inputs).double(), (inputs.T @ z).double(), z.double().square().sum(0)]
         if sums:
             own = [total + part for total, part in zip(sums, own, strict=True)]
         sums = own
         width = x.shape[1]
         count = count + len(x)
-    gram, products = (each / count for each in sums)
+    gram, products, squares = (each / count for each in sums)
+    balance = gram.diagonal()[:width].add(_SMALL).rsqrt()
+    channels = squares.add(_SMALL**2).sqrt()
+    scale = torch.cat((balance, balance.new_ones(len(gram) - width)))
+    gram = scale[:, None] * gram * scale
+    products = scale[:, None] * products / channels
     weights = torch.linalg.solve(gram + _RIDGE * torch.eye(len(gram), dtype=gram.dtype), products)
     square = (weights * (gram @ weights)).sum() / weights.shape[1]
     solution = weights.T.float()
-    return LinearStart(
+    start = LinearStart(
         solution[:, :width], solution[:, width:], gram[width:, width:].float(), math.sqrt(square)
     )
+    return Fit(start, balance.float(), channels.float())

@@ -347,10 +347,7 @@ class Trainer(Generic[Trained]):
         seconds = EVALUATION * self.clock.limit
         figures = self.processes.from_main(lambda: self.objective.evaluate(length, seconds))
         if self.options.patience is not None and math.isnan(self.objective.judge(figures)):
-            msg = (
-                "patience: expected held-out text to go by, found none; give more text or, with "
-                "--valid, a file"
-            )
+            msg = "patience: expected held-out text to go by, found none; give more text"
             raise OptionError(msg)
         return figures
 

@@ -37,6 +37,8 @@ _GROUP = 4
 _MIN_ANSWER = 4  # minimum number of tokens of an answer; shorter ones are not trained on
 # number of successive questions that may be excluded before the command gives up
 _MAX_SKIPPED = 10_000
+# minimum number of successive questions without an answer after which the command gives up
+_MAX_UNANSWERED = 32
 
 
 def answers_header(
@@ -121,14 +123,16 @@ def write_answers(
         encode = Encoder.of_target(llm.tokenizer, llm.config).encode_plain
         answer = partial(_continue, llm, header, encode)
     size = batch
+    unanswered = 0
     while done < tokens and seconds_left() > 0:
         group = list(islice(numbers, size))
         size = _GROUP * batch
         dialogues = [each for each in answer(dict(group)) if each.num_answered >= _MIN_ANSWER]
-        if not dialogues:
+        unanswered = 0 if dialogues else unanswered + len(group)
+        if unanswered >= _MAX_UNANSWERED:
             msg = (
-                f"{path}: expected answers to {len(group)} questions, found none; lower max_tokens "
-                "or give other texts"
+                f"{path}: expected answers to {unanswered} questions, found none of at least "
+                f"{_MIN_ANSWER} tokens; lower max_tokens or give other texts"
             )
             raise OptionError(msg)
         writer.append(dialogues)

@@ -181,6 +181,7 @@ def eagle3(
 
     from pronk.train.checkpoint import CHECKPOINT
     from pronk.train.dialogues import copy_answers, steps_of
+    from pronk.train.distributed import join_processes
     from pronk.train.initial_head import InitialHead, find_initial_head
     from pronk.train.run import Run, train_head
     from pronk.train.teacher import Teacher
@@ -214,7 +215,8 @@ def eagle3(
         "micro": micro,
         "batch": batch,
     }
-    copy_answers(out, data, other_data or (), teacher.fingerprint)
+    with join_processes(settings["device"]) as processes:
+        processes.from_main(lambda: copy_answers(out, data, other_data or (), teacher.fingerprint))
     settings["steps"] = steps_of(out, epochs, batch, length, settings["seed"], tokens)
     options = EagleOptions(
         **settings,

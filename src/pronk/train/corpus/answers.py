@@ -196,9 +196,12 @@ def _read(path: Path) -> tuple[AnswersHeader, list[Dialogue], int]:
 def _check_same(path: Path, found: AnswersHeader, header: AnswersHeader) -> None:
     """Raise OptionError if the file ``path``, with the header ``found``, has another header.
 
-    ``header`` is the expected one: the same model, tokenizer, questions and settings.
+    ``header`` is the expected one: the same model, tokenizer, questions and settings. The name of
+    the model's file may differ, as the weights tell models apart.
     """
     for field in fields(header):
+        if field.name == "target":
+            continue
         old = getattr(found, field.name)
         new = getattr(header, field.name)
         if old != new:

@@ -42,12 +42,15 @@ class Beginnings:
     def ask(self, number: int) -> list[str]:
         """Return beginning ``number``, as the only item of a list.
 
-        The list is empty if the beginning overlaps with an excluded text, so that it is skipped.
+        The list is empty if the beginning is to be skipped: if it overlaps with an excluded text,
+        or the document has none.
         """
         draw = random.Random(f"{self._seed}/{number}")  # noqa: S311 - not for secrets
         pool = draw.choice(self._pools)
         document = pool[number % len(pool)]
         # The model continues the text, so the end of the document stays unread.
-        first_part, _ = document[: 2 * len(document) // 3].rsplit(maxsplit=1)
-        beginning = excerpt(first_part, draw)
+        parts = document[: 2 * len(document) // 3].rsplit(maxsplit=1)
+        if len(parts) < 2:  # a single word fills that part
+            return []
+        beginning = excerpt(parts[0], draw)
         return [] if self._excludes(beginning) else [beginning]

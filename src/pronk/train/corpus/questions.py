@@ -61,18 +61,18 @@ class Questions:
         self._excludes = Exclusion.from_files(exclude)
         # Dictionaries serve as sets: they drop copies, and keep the order of the documents.
         pools: dict[str, dict[str, None]] = {name: {} for name in WEIGHTS}
-        for name, phrases in _OWN_POOLS.items():
-            pools[name] = dict.fromkeys(_PHRASES[phrases])
         for source in sources:
             for document in read_source(source):
                 _sort_in(document.text, pools, is_code=source.kind == "python")
-        self._pools = {name: list(pool) for name, pool in pools.items() if pool}
-        if self._pools.keys() == _OWN_POOLS.keys():
+        if not any(pools.values()):
             refuse(
                 "data",
                 "expected documents to ask questions about, found none; give other files",
                 OptionError,
             )
+        for name, phrases in _OWN_POOLS.items():
+            pools[name] = dict.fromkeys(_PHRASES[phrases]) | pools[name]
+        self._pools = {name: list(pool) for name, pool in pools.items() if pool}
         # Name of the pool of each dialogue, in turn; the list is repeated endlessly.
         self._order = [name for name in self._pools for _ in range(WEIGHTS[name])]
         random.Random(f"{seed}/order").shuffle(self._order)  # noqa: S311 - not for secrets
@@ -100,6 +100,8 @@ def _sort_in(text: str, pools: dict[str, dict[str, None]], *, is_code: bool) -> 
 
     ``is_code`` says whether the document is a Python file.
     """
+    if not text.strip():  # a Python file that had nothing but a licence notice
+        return
     if is_code:
         pools["code"][text] = None
         return
