@@ -4,13 +4,11 @@
 
 ``--heads`` is a folder with trained drafters, ``RUNS/KIND/export`` or ``RUNS/KIND``, where KIND is
 one of ``TRAINED``. All methods decode each prompt in turn, and must generate the same tokens. Times
-are those of ``priced.py``, unless ``--wall`` is set, without the time of the first token. The
-table also has the rows of the trained drafters that only an ``--earlier`` table has.
+are those of ``priced.py``, unless ``--wall`` is set, without the time of the first token.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -126,14 +124,6 @@ def rows(
     return found
 
 
-def earlier_rows(file: Path, temperature: float, methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """Return the rows of an earlier table for the trained drafters that ``methods`` lacks."""
-    measured = {method.name for method in methods}
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    earlier = next(cell["rows"] for cell in cells if cell["temperature"] == temperature)
-    return [row for row in earlier if row["method"] in TRAINED and row["method"] not in measured]
-
-
 def table(found: Sequence[dict[str, Any]], temperature: float) -> str:
     """Return the rows as a Markdown table."""
     suites = [*found[0]["tokens per pass"]]
@@ -159,22 +149,15 @@ def main() -> None:
     """Run the measurements, and write the tables."""
     parser = make_parser(__doc__ or "", per_suite=5)
     parser.add_argument("--heads", type=Path, help="folder with trained drafters")
-    parser.add_argument(
-        "--earlier", type=Path, help="JSON file of an earlier table, for drafters not in --heads"
-    )
     options = parser.parse_args()
     methods = find_methods(options.heads)
     prompts = read_prompts(options.prompts, options.per_suite)
     llm = open_model(options)
     tables = []
     cells = []
-    kept: list[dict[str, Any]] = []
     specs = [PLAIN, *(method.spec for method in methods)]
     for temperature, runs in measure_all(llm, prompts, specs, options):
         found = rows(prompts, runs, methods)
-        if options.earlier is not None:
-            kept = earlier_rows(options.earlier, temperature, methods)
-            found[-1:-1] = kept  # before the row of auto
         tables.append(table(found, temperature))
         cells.append({"temperature": temperature, "rows": found})
         print(tables[-1], flush=True)
@@ -182,9 +165,6 @@ def main() -> None:
         f"; {len(prompts)} prompts, {options.tokens} tokens each; all methods gave the tokens of "
         "plain decoding"
     )
-    if kept:
-        names = ", ".join(f"`{row['method']}`" for row in kept)
-        more += f"; rows of an earlier run: {names}"
     more += describe_estimate(options)
     write_report(options.out, "Every method on one model", llm, tables, cells, more)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from pronk import OptionError
 from pronk.base import convert_write_errors, refuse, write_json, write_tokens
-from pronk.checkpoint import Fingerprint
+from pronk.checkpoint import Fingerprint, read_json
 from pronk.train.checkpoint import CHECKPOINT, check_unchanged
 from pronk.train.corpus.answers import (
     AnswersHeader,
@@ -190,7 +189,7 @@ def write_answers_text(
     recipe = {"sources": [[spec.name, spec.weight] for spec in sources]}
     summary_file = folder / "sources.json"
     if summary_file.exists():
-        old = json.loads(summary_file.read_text(encoding="utf-8"))["recipe"]
+        old = read_json(summary_file)["recipe"]
         check_unchanged(folder.parent, old, recipe)
         return
     copy = folder / "dialogues.answers"
@@ -313,7 +312,7 @@ def copy_answers(
         # runs of older versions have no file of names, and no answers of other models
         before = names | {"other_data": []}
         if names_file.exists():
-            before = json.loads(names_file.read_text(encoding="utf-8"))
+            before = read_json(names_file)
         check_unchanged(folder, before, names)
         return
     headers = [read_answers(path)[0] for path in answers]
