@@ -341,11 +341,12 @@ def _plan(trainer: Trainer[EagleTraining]) -> Iterator[str]:
     trainer.optimizers.clear()
     head.module.acceptance.copy_(acceptance)
     size = head.num_parameters / 1e6
+    bits = head.options.bits or 16
     layers = ", ".join(map(str, head.sources))
     yield (
-        f"head: {size:.2f} M parameters ({size:.1f} MB in 8 bits), reads layers {layers} of the "
-        f"target, draft vocabulary of {len(head.module.draft_ids)}, {head.coverage:.1%} of the "
-        "answers"
+        f"head: {size:.2f} M parameters ({size * bits / 8:.1f} MB in {bits} bits), reads layers "
+        f"{layers} of the target, draft vocabulary of {len(head.module.draft_ids)}, "
+        f"{head.coverage:.1%} of the answers"
     )
     dialogues = head.dialogues
     answers = [f"{dialogues.num_own_tokens} of them the target's answers"]
